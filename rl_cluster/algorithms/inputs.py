@@ -1,0 +1,40 @@
+"""What a loss function receives and returns: torch tensors over the drawn tokens of one micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """A drawn tokens in R rows (sequences); prompt tokens and padding are already gone.
+
+    row: int64 [A], in 0..R-1, ascending; the tokens of a row are consecutive and in order.
+    logprobs: float32 [A], of the current policy at the sampling temperature, with gradient.
+    weights: float32 [A]; the loss is the *sum* of weights times per-token loss, so that micro-batching,
+    packing and the number of ranks cannot change it. Everything else is constant data, or None.
+    """
+
+    row: torch.Tensor
+    num_rows: int
+    logprobs: torch.Tensor
+    weights: torch.Tensor
+    entropy: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    behaviour_logprobs: torch.Tensor | None = None
+    proximal_logprobs: torch.Tensor | None = None
+    reference_logprobs: torch.Tensor | None = None
+    old_values: torch.Tensor | None = None
+    advantages: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """loss: scalar with gradient. metrics: plain sums (`…_sum`, with `tokens_sum` and `rows_sum` as
+    denominators) and extremes (`…_max`) over the micro-batch, to be added up over micro-batches and ranks."""
+
+    loss: torch.Tensor
+    metrics: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,162 @@
+"""Sequences on their way to the learner: TokenBatch, and the plan that spreads its rows over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from rl_cluster.trajectory import Trajectory
+
+TOKEN_COLUMNS = (
+    "behaviour_logprobs",
+    "proximal_logprobs",
+    "reference_logprobs",
+    "values",
+    "advantages",
+    "returns",
+    "weights",
+)
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """N sequences laid end to end, T tokens in all, without padding. numpy, because it travels.
+
+    Every per-token column is aligned on the *target*: entry t speaks of token t being drawn
+    given the tokens before it (so the first token of a sequence is never an action).
+
+    tokens: int32 [T]. lengths: int32 [N], their sum is T. action_mask: bool [T].
+    units: int32 [N], rows with the same unit stay in one micro-batch (the two sides of a pair).
+    group_ids: int32 [N], which prompt group a row belongs to.
+    The optional float32 [T] columns: log-probabilities (natural log, at the sampling temperature)
+    under the behaviour, proximal and reference policies; values of the state before the token;
+    advantages; returns (value targets); weights (the loss is sum of weights times per-token loss).
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    action_mask: np.ndarray
+    units: np.ndarray
+    group_ids: np.ndarray
+    behaviour_logprobs: np.ndarray | None = None
+    proximal_logprobs: np.ndarray | None = None
+    reference_logprobs: np.ndarray | None = None
+    values: np.ndarray | None = None
+    advantages: np.ndarray | None = None
+    returns: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        num_tokens, num_rows = len(self.tokens), len(self.lengths)
+        assert int(self.lengths.sum()) == num_tokens
+        assert self.action_mask.shape == (num_tokens,) and self.action_mask.dtype == np.bool_
+        assert self.units.shape == self.group_ids.shape == (num_rows,)
+        for name in TOKEN_COLUMNS:
+            column = getattr(self, name)
+            assert column is None or column.shape == (num_tokens,), f"{name}: wrong shape"
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """int64 [N + 1]: row i is tokens[offsets[i]:offsets[i + 1]]."""
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+
+    @property
+    def row_of_token(self) -> np.ndarray:
+        """int64 [T]: the row that each token belongs to."""
+        return np.repeat(np.arange(self.num_rows), self.lengths)
+
+    @property
+    def action_counts(self) -> np.ndarray:
+        """int64 [N]: drawn tokens per row."""
+        return np.bincount(self.row_of_token, weights=self.action_mask, minlength=self.num_rows).astype(np.int64)
+
+    def select(self, rows: Sequence[int]) -> TokenBatch:
+        """The rows asked for, in the order asked for."""
+        offsets, rows = self.offsets, np.asarray(rows, dtype=np.int64)
+        pieces = [np.arange(offsets[r], offsets[r + 1]) for r in rows]
+        index = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+        chosen = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            per_row = field.name in ("lengths", "units", "group_ids")
+            chosen[field.name] = None if value is None else value[rows] if per_row else value[index]
+        return TokenBatch(**chosen)
+
+    def with_columns(self, **columns: np.ndarray | None) -> TokenBatch:
+        """A copy with the named columns replaced."""
+        return replace(self, **columns)
+
+    @staticmethod
+    def from_trajectories(trajectories: Sequence[Trajectory], group_ids: Sequence[int]) -> TokenBatch:
+        """One row per trajectory, each a unit of its own."""
+        return TokenBatch(
+            tokens=np.concatenate([t.tokens for t in trajectories]),
+            lengths=np.array([len(t.tokens) for t in trajectories], dtype=np.int32),
+            action_mask=np.concatenate([t.action_mask for t in trajectories]),
+            units=np.arange(len(trajectories), dtype=np.int32),
+            group_ids=np.asarray(group_ids, dtype=np.int32),
+            behaviour_logprobs=np.concatenate([t.behaviour_logprobs for t in trajectories]),
+        )
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Who computes what: micro_batches[rank][i] are the rows of that rank's i-th micro-batch.
+
+    Every rank has the same number of micro-batches (collectives must match); the lists at the end
+    may be empty, and the learner then runs a dummy sequence whose loss is 0.
+    """
+
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+def plan_shards(
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    units: Sequence[int],
+    num_ranks: int,
+    tokens_per_micro_batch: int,
+) -> ShardPlan:
+    """Spread `rows` over ranks and micro-batches.
+
+    Units go, longest first, to the rank with the fewest tokens so far; within a rank, units of like
+    length share micro-batches of at most `tokens_per_micro_batch` tokens (a longer unit stands alone).
+    Deterministic. lengths and units are indexed by row.
+    """
+    members: dict[int, list[int]] = {}
+    for row in rows:
+        members.setdefault(int(units[row]), []).append(int(row))
+    cost = {unit: sum(int(lengths[r]) for r in unit_rows) for unit, unit_rows in members.items()}
+    by_length = sorted(members, key=lambda unit: (-cost[unit], unit))
+    load = [0] * num_ranks
+    assigned: list[list[int]] = [[] for _ in range(num_ranks)]
+    for unit in by_length:
+        rank = min(range(num_ranks), key=lambda r: (load[r], r))
+        assigned[rank].append(unit)
+        load[rank] += cost[unit]
+    per_rank = [_fill(units_of_rank, members, cost, tokens_per_micro_batch) for units_of_rank in assigned]
+    most = max((len(batches) for batches in per_rank), default=0)
+    return ShardPlan(tuple(tuple(batches + [()] * (most - len(batches))) for batches in per_rank))
+
+
+def _fill(
+    units: list[int], members: dict[int, list[int]], cost: dict[int, int], budget: int
+) -> list[tuple[int, ...]]:
+    batches: list[tuple[int, ...]] = []
+    rows: list[int] = []
+    used = 0
+    for unit in units:
+        if rows and used + cost[unit] > budget:
+            batches.append(tuple(rows))
+            rows, used = [], 0
+        rows.extend(members[unit])
+        used += cost[unit]
+    if rows:
+        batches.append(tuple(rows))
+    return batches

@@ -1,0 +1,118 @@
+"""The algorithms as data: which advantage, which loss, which KL. The functions are in rl_cluster.algorithms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from rl_cluster.config.base import Config
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class KLConfig(Config):
+    """Divergence from the frozen reference."""
+
+    coef: NonNegativeFloat = 0.0
+    """β. At 0 no reference is loaded."""
+    place: Literal["reward_token", "reward_sequence", "loss"] = "loss"
+    """Subtracted from each token's reward, from the sequence's score, or added to the loss."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators: k1 = log(π/ref), k2 = ½ log²(π/ref), k3 = ref/π − 1 − log(ref/π)."""
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    target: PositiveFloat = 6.0
+    """Adaptive: the sequence KL (nats) that the controller steers to."""
+    horizon: PositiveInt = 10_000
+    """Adaptive: time constant, in sequences."""
+
+
+class PolicyLossConfig(Config):
+    """The policy-gradient loss, common to all algorithms."""
+
+    kind: Literal["clip", "cispo", "reinforce"] = "clip"
+    """clip: PPO's pessimistic clipped ratio. cispo: clipped ratio as a detached weight of log π.
+    reinforce: −A log π, no ratio."""
+    ratio: Literal["token", "sequence", "sequence_mean"] = "token"
+    """token: π/π_old per token. sequence: product over the tokens (RLOO). sequence_mean: geometric mean (GSPO)."""
+    clip_low: Fraction = 0.2
+    clip_high: PositiveFloat = 0.2
+    """The ratio is clipped to [1 − clip_low, 1 + clip_high]; DAPO's clip-higher is 0.28."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """token_mean: all tokens of the optimizer step alike (DAPO). sequence_mean: mean over tokens, then over
+    sequences (GRPO). constant: sum over tokens / max_new_tokens, mean over sequences (Dr. GRPO)."""
+    entropy_coef: NonNegativeFloat = 0.0
+    mask_truncated: bool = False
+    """Samples that hit max_new_tokens do not train (DAPO's overlong filtering)."""
+
+
+class CriticConfig(Config):
+    """How the values are learned."""
+
+    separate: bool = False
+    """False: value head on the policy's trunk. True: a model of its own, started from the policy's weights."""
+    model: str | None = None
+    """Folder of a separate critic's weights; default: the policy's."""
+    learning_rate: PositiveFloat | None = None
+    """Separate critic only; default: the policy's."""
+    value_coef: NonNegativeFloat = 0.1
+    """Weight of the value loss when the trunk is shared."""
+    clip_value: PositiveFloat = 0.2
+    """Values move at most so far from the old ones per step (clipped value loss)."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which only the values learn."""
+
+
+class _Algorithm(Config):
+    num_epochs: PositiveInt = 1
+    """Passes over each batch (TRL: num_ppo_epochs)."""
+    num_mini_batches: PositiveInt = 1
+    """Optimizer updates per pass."""
+    kl: KLConfig = KLConfig()
+    loss: PolicyLossConfig = PolicyLossConfig()
+
+
+class PPO(_Algorithm):
+    """Schulman et al. 2017, token-level, with a critic and GAE."""
+
+    name: Literal["ppo"] = "ppo"
+    gamma: Fraction = 1.0
+    lam: Fraction = 0.95
+    whiten_rewards: bool = False
+    whiten_advantages: bool = True
+    critic: CriticConfig = CriticConfig()
+    num_epochs: PositiveInt = 4
+    kl: KLConfig = KLConfig(coef=0.05, place="reward_token", estimator="k1")
+
+
+class RLOO(_Algorithm):
+    """Ahmadian et al. 2024: leave-one-out baseline, the completion is one action."""
+
+    name: Literal["rloo"] = "rloo"
+    normalize_advantage: bool = False
+    whiten_rewards: bool = False
+    kl: KLConfig = KLConfig(coef=0.05, place="reward_sequence", estimator="k1")
+    loss: PolicyLossConfig = PolicyLossConfig(ratio="sequence", aggregation="sequence_mean")
+
+
+class GRPO(_Algorithm):
+    """Shao et al. 2024: group-normalised scores. Dr. GRPO, DAPO, GSPO, CISPO are settings of it."""
+
+    name: Literal["grpo"] = "grpo"
+    scale: Literal["group", "batch", "none"] = "group"
+    """Divide by the standard deviation of the group, of the batch, or not at all (Dr. GRPO)."""
+    loss: PolicyLossConfig = PolicyLossConfig(aggregation="sequence_mean")
+
+
+class Reinforce(_Algorithm):
+    """REINFORCE++ (Hu 2025): token-level discounted returns, normalised over the batch."""
+
+    name: Literal["reinforce"] = "reinforce"
+    gamma: Fraction = 1.0
+    baseline: Literal["none", "group_mean"] = "none"
+    """group_mean: REINFORCE++-baseline."""
+    whiten_advantages: bool = True
+    kl: KLConfig = KLConfig(coef=0.01, place="reward_token", estimator="k1")
+
+
+AlgorithmConfig = Annotated[PPO | RLOO | GRPO | Reinforce, Field(discriminator="name")]

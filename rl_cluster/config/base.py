@@ -1,0 +1,7 @@
+"""The base of every config model: frozen, and strict about unknown keys and types."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)

@@ -1,0 +1,91 @@
+"""Scorers and what is done to their scores before the advantages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rl_cluster.config.base import Config
+
+
+class _Scorer(Config):
+    name: str | None = None
+    """Shown in the metrics as rewards/NAME; default: the kind, or the function's name."""
+    weight: float = 1.0
+    timeout_seconds: PositiveFloat = 60.0
+
+
+class FunctionScorer(_Scorer):
+    """`f(prompts, responses, metadata) -> list[float | dict[str, float]]`, sync or async."""
+
+    kind: Literal["function"] = "function"
+    function: str
+    """Import path `package.module:function`, or `path/to/file.py:function`."""
+    options: dict[str, Any] = {}
+    """Passed as keyword arguments."""
+    num_workers: PositiveInt = 1
+
+
+class ExactMatchScorer(_Scorer):
+    """1 if the response equals metadata[answer_key] after stripping white space, else 0."""
+
+    kind: Literal["exact_match"] = "exact_match"
+    answer_key: str = "answer"
+    extract: Literal["all", "last_number"] = "all"
+    """last_number: compare with the last number in the response."""
+
+
+class MathScorer(_Scorer):
+    """1 if math-verify finds the response equivalent to metadata[answer_key], else 0."""
+
+    kind: Literal["math"] = "math"
+    answer_key: str = "answer"
+
+
+class RewardModelScorer(_Scorer):
+    """A sequence-classification checkpoint; the score is its first logit on prompt + response tokens."""
+
+    kind: Literal["reward_model"] = "reward_model"
+    path: str
+    num_workers: PositiveInt = 1
+    tokens_per_batch: PositiveInt = 16384
+    """Requests are gathered into packed batches of at most so many tokens."""
+
+
+class ReasoningGymScorer(_Scorer):
+    """The family's own score_answer."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+
+
+ScorerConfig = Annotated[
+    FunctionScorer | ExactMatchScorer | MathScorer | RewardModelScorer | ReasoningGymScorer,
+    Field(discriminator="kind"),
+]
+
+
+class ShapingConfig(Config):
+    """Applied to the weighted sum of the scores, in this order."""
+
+    missing_eos_penalty: NonNegativeFloat | None = None
+    """Subtracted from samples that did not end with an end token (TRL's EOS trick)."""
+    overlong_buffer: NonNegativeInt = 0
+    """DAPO: the last so many tokens before max_new_tokens are penalised linearly, up to overlong_penalty."""
+    overlong_penalty: NonNegativeFloat = 1.0
+    length_penalty: NonNegativeFloat = 0.0
+    """Subtracted per drawn token."""
+    normalize: Literal["none", "batch", "running"] = "none"
+    """(s − mean) / (std + 1e-8) over the batch, or over all scores so far."""
+    clip: PositiveFloat | None = None
+    """Clip to ±clip, after normalisation."""
+
+
+class RewardConfig(Config):
+    scorers: Annotated[tuple[ScorerConfig, ...], Field(min_length=1)]
+    shaping: ShapingConfig = ShapingConfig()
+    on_failure: Literal["retry", "drop"] = "retry"
+    """A group whose scorer failed is scored again (max_retries times), then dropped; or dropped at once."""
+    max_retries: NonNegativeInt = 2
+    max_failure_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Above this share of failed groups (over the last 50 or more) the run stops with the scorer's traceback."""

@@ -1,0 +1,41 @@
+"""Every error that the project raises on purpose; all of them pickle, because they cross processes."""
+
+from __future__ import annotations
+
+
+class RLClusterError(Exception):
+    """Root of the tree. `launch.py` prints it without a traceback and exits with 1."""
+
+    def __reduce__(self):
+        return (type(self), self.args)
+
+
+class BadInputError(RLClusterError, ValueError):
+    """The user gave something that cannot work; `launch.py` exits with 2.
+
+    The message names the field (or file and line), the value and the remedy.
+    """
+
+
+class ScorerError(RLClusterError):
+    """A scorer raised, timed out, or answered with NaN or a wrong length. args: (scorer, cause)."""
+
+
+class WorkerDiedError(RLClusterError):
+    """A Ray worker ended without being asked to. args: (worker name, cause)."""
+
+
+class DeadlineError(RLClusterError):
+    """Something did not happen in time. The message says what, after how long, and who is missing."""
+
+
+class WeightSyncError(RLClusterError):
+    """Publishing weights failed, or an engine does not serve the version that it should."""
+
+
+class CheckpointError(RLClusterError):
+    """A checkpoint could not be written or read; the previous one is untouched."""
+
+
+class NoSignalError(RLClusterError):
+    """So many groups in a row were dropped that no batch can be formed."""

@@ -1,0 +1,152 @@
+"""The seams: what the loop knows of its workers. On Ray, in this process, or a fake: the loop cannot tell.
+
+A `Ref` is an opaque handle on something big (a Ray ObjectRef, or the object itself in one process).
+The loop passes Refs on; only workers look inside. Every method may raise an error of rl_cluster.errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rl_cluster.trajectory import GroupSummary, GroupTask, ScoreFailure, Scores
+
+Ref = Any
+
+
+class RolloutWorker(Protocol):
+    """One inference engine that plays episodes."""
+
+    name: str
+
+    async def rollout(self, task: GroupTask) -> tuple[GroupSummary, Ref]:
+        """Sample the task's group. The Ref is a TrajectoryGroup."""
+        ...
+
+
+class Scorer(Protocol):
+    """Scores finished groups; `weight` is what its values are multiplied with in the sum."""
+
+    name: str
+    weight: float
+
+    async def score(self, group: Ref) -> Scores | ScoreFailure:
+        """One value per trajectory of the group, or a typed failure; never raises for the user's code."""
+        ...
+
+
+class Reference(Protocol):
+    """The frozen policy that the KL divergence is measured against."""
+
+    async def logprobs(self, group: Ref) -> Ref:
+        """float32 [T]: log-probabilities of the group's tokens, its trajectories laid end to end."""
+        ...
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """Per-token results in input order (packing and sharding undone), T tokens.
+
+    logprobs, entropy: float32 [T], at the sampling temperature, 0 where not an action.
+    values: float32 [T] or None, the critic's value of the state before each action, 0 elsewhere.
+    """
+
+    logprobs: np.ndarray
+    entropy: np.ndarray
+    values: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class OptimParams:
+    """What may change from step to step. learning_rate None: follow the schedule."""
+
+    learning_rate: float | None = None
+    max_grad_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class OptimResult:
+    """grad_norm: L2, before clipping. skipped: the gradient was not finite, nothing was changed."""
+
+    step: int
+    learning_rate: float
+    grad_norm: float
+    skipped: bool = False
+
+
+class Learner(Protocol):
+    """A model that takes gradients, on one or many ranks. Five verbs; calls take effect in order.
+
+    A batch is a Ref of a TokenBatch; `lengths`, `action_counts` and `units` are per row of that batch.
+    `rows` chooses a part of it. Gradients accumulate, as plain sums over tokens, until `optim_step`.
+    """
+
+    async def forward(self, batch: Ref, layout: BatchLayout, *, reference: bool = False) -> Ref:
+        """A Ref of ForwardOutput for the whole batch. reference=True: with the adapters switched off."""
+        ...
+
+    async def forward_backward(
+        self, batch: Ref, layout: BatchLayout, rows: Sequence[int], loss: Any
+    ) -> dict[str, float]:
+        """Accumulate the gradient of sum over the rows' tokens; `loss` is a config of algorithms/table.py.
+
+        Returns sums over all ranks (keys ending in `_sum`) and extremes (`_max`); no hidden mean.
+        """
+        ...
+
+    async def optim_step(self, params: OptimParams | None = None) -> OptimResult: ...
+
+    async def save(self, folder: Path) -> None:
+        """Weights, optimizer, scheduler and RNG of every rank, such that `load` continues bit for bit."""
+        ...
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def export(self, folder: Path) -> None:
+        """An ordinary Hugging Face folder (a peft adapter under LoRA), without tokenizer and card."""
+        ...
+
+    async def compute(self, function: Callable[..., Any], *args: Any, returns: int = 1) -> Any:
+        """Run a pure, importable function where the batch lives (rank 0), Refs among args resolved.
+
+        returns=1: the value as a Ref. returns=n: the function returns a tuple (small, big, ...);
+        the first is handed back as a value, the others as Refs.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """What the driver knows of a TokenBatch without looking inside; tuples of N, one entry per row."""
+
+    lengths: tuple[int, ...]
+    action_counts: tuple[int, ...]
+    units: tuple[int, ...]
+    group_ids: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True)
+class PublishReport:
+    """seconds: whole publication. pause_seconds: longest time an engine stood still.
+    num_bytes: sent once, whatever the number of receivers."""
+
+    version: int
+    seconds: float
+    pause_seconds: float
+    num_bytes: int
+
+
+class WeightPublisher(Protocol):
+    """Carries the learner's weights into every engine."""
+
+    async def publish(self, version: int) -> PublishReport:
+        """Return only when every engine has proved (by checksum) that it serves `version`."""
+        ...
