@@ -11,10 +11,13 @@ import torch
 class LossInputs:
     """A drawn tokens in R rows (sequences); prompt tokens and padding are already gone.
 
-    row: int64 [A], in 0..R-1, ascending; the tokens of a row are consecutive and in order.
+    row: int64 [A], in 0..R-1, ascending; the tokens of a row are consecutive and in order, and a row is
+    never split over micro-batches. Pairs (DPO and its kin) are the rows 2i and 2i + 1.
     logprobs: float32 [A], of the current policy at the sampling temperature, with gradient.
+    entropy, values: float32 [A], of the current policy and critic, with gradient where the loss uses them.
     weights: float32 [A]; the loss is the *sum* of weights times per-token loss, so that micro-batching,
-    packing and the number of ranks cannot change it. Everything else is constant data, or None.
+    packing and the number of ranks cannot change it. A token of weight 0 counts in no metric.
+    Everything else is constant data [A], or None.
     """
 
     row: torch.Tensor
@@ -34,7 +37,8 @@ class LossInputs:
 @dataclass(frozen=True)
 class LossResult:
     """loss: scalar with gradient. metrics: plain sums (`…_sum`, with `tokens_sum` and `rows_sum` as
-    denominators) and extremes (`…_max`) over the micro-batch, to be added up over micro-batches and ranks."""
+    denominators) and extremes (`…_max`) over the micro-batch, to be added up over micro-batches and ranks.
+    `loss_sum` is the loss itself: added up over an optimizer step it is the step's objective."""
 
     loss: torch.Tensor
     metrics: dict[str, float] = field(default_factory=dict)

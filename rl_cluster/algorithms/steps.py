@@ -1,0 +1,47 @@
+"""What a learner minimises in a forward_backward, as small frozen objects that travel; no torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rl_cluster.config.algorithm import PolicyLossConfig
+
+
+@dataclass(frozen=True)
+class PolicyStep:
+    """The policy-gradient loss and, on a shared trunk, the critic's.
+
+    temperature: of the sampling; the learner divides its logits by it. kl_coef: β of the divergence from the
+    reference *in the loss* (0 where the penalty is in the reward). importance_cap: truncation of the weight
+    proximal / behaviour (decoupled objective), None: no such weight. value_coef above 0 adds the clipped
+    value loss times value_coef. train_policy False: only the values learn (value warm-up); with value_coef 0
+    too, nothing does.
+    """
+
+    loss: PolicyLossConfig
+    temperature: float
+    kl_coef: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    importance_cap: float | None = None
+    value_coef: float = 0.0
+    clip_value: float = 0.2
+    train_policy: bool = True
+
+
+@dataclass(frozen=True)
+class ValueStep:
+    """The clipped value loss of a separate critic."""
+
+    clip_value: float = 0.2
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class CrossEntropyStep:
+    """−Σ weights · log π: supervised learning."""
+
+    temperature: float = 1.0
+
+
+LossStep = PolicyStep | ValueStep | CrossEntropyStep
