@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,7 +51,8 @@ class TokenBatch:
     def __post_init__(self) -> None:
         num_tokens, num_rows = len(self.tokens), len(self.lengths)
         assert int(self.lengths.sum()) == num_tokens
-        assert self.action_mask.shape == (num_tokens,) and self.action_mask.dtype == np.bool_
+        assert self.action_mask.shape == (num_tokens,)
+        assert self.action_mask.dtype == np.bool_
         assert self.units.shape == self.group_ids.shape == (num_rows,)
         for name in TOKEN_COLUMNS:
             column = getattr(self, name)
@@ -74,23 +75,31 @@ class TokenBatch:
     @property
     def action_counts(self) -> np.ndarray:
         """int64 [N]: drawn tokens per row."""
-        return np.bincount(self.row_of_token, weights=self.action_mask, minlength=self.num_rows).astype(np.int64)
+        return np.bincount(self.row_of_token, weights=self.action_mask, minlength=self.num_rows).astype(
+            np.int64
+        )
 
     def select(self, rows: Sequence[int]) -> TokenBatch:
         """The rows asked for, in the order asked for."""
-        offsets, rows = self.offsets, np.asarray(rows, dtype=np.int64)
-        pieces = [np.arange(offsets[r], offsets[r + 1]) for r in rows]
+        offsets, chosen = self.offsets, np.asarray(rows, dtype=np.int64)
+        pieces = [np.arange(offsets[r], offsets[r + 1]) for r in chosen]
         index = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
-        chosen = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            per_row = field.name in ("lengths", "units", "group_ids")
-            chosen[field.name] = None if value is None else value[rows] if per_row else value[index]
-        return TokenBatch(**chosen)
+
+        def of_tokens(column: np.ndarray | None) -> np.ndarray | None:
+            return None if column is None else column[index]
+
+        return TokenBatch(
+            tokens=self.tokens[index],
+            lengths=self.lengths[chosen],
+            action_mask=self.action_mask[index],
+            units=self.units[chosen],
+            group_ids=self.group_ids[chosen],
+            **{name: of_tokens(getattr(self, name)) for name in TOKEN_COLUMNS},
+        )
 
     def with_columns(self, **columns: np.ndarray | None) -> TokenBatch:
         """A copy with the named columns replaced."""
-        return replace(self, **columns)
+        return replace(self, **columns)  # type: ignore[arg-type]
 
     @staticmethod
     def from_trajectories(trajectories: Sequence[Trajectory], group_ids: Sequence[int]) -> TokenBatch:

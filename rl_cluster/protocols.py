@@ -150,3 +150,24 @@ class WeightPublisher(Protocol):
     async def publish(self, version: int) -> PublishReport:
         """Return only when every engine has proved (by checksum) that it serves `version`."""
         ...
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One line of the table of sampled completions."""
+
+    query: str
+    response: str
+    score: float
+
+
+class Observer(Protocol):
+    """Who watches a run: files, console, TensorBoard. Called from the loop's thread, must be quick."""
+
+    def phase(self, name: str) -> None:
+        """What the loop waits for now: generating, training, publishing, evaluating, saving."""
+        ...
+
+    def metrics(self, step: int, metrics: dict[str, float | None]) -> None: ...
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None: ...

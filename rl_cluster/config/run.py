@@ -69,6 +69,10 @@ class BatchConfig(Config):
     prompts_per_step: PositiveInt = 16
     samples_per_prompt: PositiveInt = 8
     tokens_per_micro_batch: PositiveInt = 8192
+    dynamic_sampling: bool = False
+    """DAPO: groups whose scores are all equal are dropped and replaced by fresh ones."""
+    dynamic_sampling_limit: PositiveInt = 10
+    """Stop with NoSignalError after so many batches' worth of dropped groups in a row."""
 
 
 class RolloutConfig(Config):
@@ -131,8 +135,12 @@ class ClusterConfig(Config):
     cpus_per_worker: PositiveInt | None = None
     """Threads of each rollout worker, learner rank and reference; default: derived from the machine."""
     start_deadline_seconds: PositiveFloat = 600.0
+    num_nodes: PositiveInt = 1
+    """Equal machines in the Ray cluster."""
     num_gpus_per_node: NonNegativeInt | None = None
     """Plan for machines other than this one (--dry-run)."""
+    num_cpus_per_node: PositiveInt | None = None
+    gpu_memory_gib: PositiveFloat | None = None
 
 
 class CheckpointConfig(Config):

@@ -1,0 +1,73 @@
+"""Evaluation on held-out prompts: the same workers and scorers, no shaping, no training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_cluster.algorithms.sampling import pass_at_k
+from rl_cluster.config.run import EvalConfig
+from rl_cluster.data.randomness import sample_seeds
+from rl_cluster.errors import ScorerError
+from rl_cluster.loop.dispatch import RolloutPool
+from rl_cluster.loop.producer import Scoring
+from rl_cluster.protocols import Ref
+from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, ScoreFailure
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """scores: float64 [prompts, samples]. groups: Refs of the TrajectoryGroups, in the prompts' order."""
+
+    scores: np.ndarray
+    metrics: dict[str, float | None]
+    groups: tuple[Ref, ...]
+
+
+class Evaluator:
+    """The held-out prompts with fixed seeds: every evaluation of a run asks exactly the same."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingSpec,
+        config: EvalConfig,
+        seed: int,
+        pool: RolloutPool,
+        scoring: Scoring,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._scoring = scoring
+        self._tasks = [
+            GroupTask(-1 - i, prompt, sample_seeds(seed, -1 - i, config.samples_per_prompt), sampling)
+            for i, prompt in enumerate(prompts[: config.num_prompts])
+        ]
+
+    async def run(self) -> EvalResult:
+        """Raises ScorerError when a group cannot be scored: an evaluation with holes is not comparable."""
+        answers = await asyncio.gather(*(self._one(task) for task in self._tasks))
+        scores = np.stack([values for values, _, _ in answers])
+        lengths = np.concatenate([counts for _, counts, _ in answers])
+        correct = (scores >= self._config.success_threshold).sum(axis=1)
+        samples = self._config.samples_per_prompt
+        metrics: dict[str, float | None] = {
+            "eval/score_mean": float(scores.mean()),
+            "eval/accuracy": float((scores >= self._config.success_threshold).mean()),
+            "eval/mean_length": float(lengths.mean()),
+        }
+        for k in self._config.pass_at:
+            metrics[f"eval/pass@{k}"] = float(np.mean([pass_at_k(samples, int(c), k) for c in correct]))
+        return EvalResult(scores, metrics, tuple(group for _, _, group in answers))
+
+    async def _one(self, task: GroupTask) -> tuple[np.ndarray, np.ndarray, Ref]:
+        summary, group = await self._pool.rollout(task)
+        scores = await self._scoring.score(group)
+        if isinstance(scores, ScoreFailure):
+            raise ScorerError(
+                scores.name, f"{scores.kind} during evaluation: {scores.message}\n{scores.traceback}"
+            )
+        return self._scoring.weighted_sum(scores), np.array(summary.action_counts), group

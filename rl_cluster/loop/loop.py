@@ -1,0 +1,258 @@
+"""The training loop, one for every algorithm and any policy lag: workers behind protocols in, metrics out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rl_cluster.algorithms.kl_control import kl_controller
+from rl_cluster.config.run import RunConfig
+from rl_cluster.data.randomness import sample_seeds
+from rl_cluster.data.stream import PromptStream
+from rl_cluster.loop.buffer import ExperienceBuffer, ReadyGroup
+from rl_cluster.loop.dispatch import RolloutPool
+from rl_cluster.loop.evaluation import Evaluator
+from rl_cluster.loop.experience import sample_texts
+from rl_cluster.loop.ledger import Ledger
+from rl_cluster.loop.producer import Producer, Scoring
+from rl_cluster.loop.report import Metrics, StepClock, step_metrics
+from rl_cluster.loop.state import Checkpointer, LoopState
+from rl_cluster.loop.step import StepResult, TrainStep
+from rl_cluster.loop.trajectories import write_trajectories
+from rl_cluster.protocols import Learner, Observer, Reference, SampleRow, WeightPublisher
+from rl_cluster.rewards.shaping import RunningMoments, ShapedScores, shape_scores
+from rl_cluster.trajectory import GroupTask, SamplingSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Everything that does the work, behind protocols. critic: a separate one, else None."""
+
+    pool: RolloutPool
+    scoring: Scoring
+    learner: Learner
+    publisher: WeightPublisher
+    critic: Learner | None = None
+    reference: Reference | None = None
+    adapter_reference: bool = False
+    health: Callable[[], Awaitable[Metrics]] | None = None
+
+
+class TrainingLoop:
+    """`run` trains to the last step; the state between steps is exactly what a checkpoint holds."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workers: Workers,
+        stream: PromptStream,
+        evaluator: Evaluator | None,
+        observer: Observer,
+        run_folder: Path,
+        resume: LoopState | None = None,
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._stream = stream
+        self._evaluator = evaluator
+        self._observer = observer
+        self._folder = run_folder
+        self._train_step = TrainStep(config, workers.learner, workers.critic, workers.adapter_reference)
+        self._checkpointer = Checkpointer(
+            run_folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
+        )
+        self._kl = kl_controller(config.algorithm.kl)
+        self._moments = RunningMoments()
+        self._sampling = SamplingSpec(
+            temperature=config.rollout.temperature,
+            max_new_tokens=config.rollout.max_new_tokens,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            stop=config.rollout.stop,
+            stop_token_ids=config.rollout.stop_token_ids,
+        )
+        self.step = 0
+        self.episode = 0
+        self.ledger = Ledger()
+        self._reissue: list[int] = []
+        self._eval_scores: dict[str, float] = {}
+        if resume is not None:
+            self._restore(resume)
+
+    async def run(self) -> Metrics:
+        """Publish, evaluate, train to config.run.steps, evaluate. Returns the last evaluation's metrics."""
+        await self._workers.publisher.publish(self.step)
+        last_eval = await self._evaluate() if self.step == 0 else {}
+        buffer = ExperienceBuffer(
+            self.ledger,
+            groups_per_step=self._config.batch.prompts_per_step,
+            max_policy_lag=self._config.asynchrony.max_policy_lag,
+            last_version=self._config.run.steps,
+            version=self.step,
+            drop_limit=self._config.batch.dynamic_sampling_limit,
+        )
+        producer = Producer(
+            next_task=self._next_task,
+            pool=self._workers.pool,
+            scoring=self._workers.scoring,
+            reference=self._workers.reference,
+            buffer=buffer,
+            dynamic_sampling=self._config.batch.dynamic_sampling,
+        )
+        producing = asyncio.create_task(producer.run(), name="producer")
+        try:
+            while self.step < self._config.run.steps:
+                last_eval = await self._one_step(buffer, producing) or last_eval
+        finally:
+            producing.cancel()
+            await asyncio.gather(producing, return_exceptions=True)
+        return last_eval
+
+    def _next_task(self) -> GroupTask:
+        group_id = self._reissue.pop(0) if self._reissue else self._stream.take()[0]
+        seeds = sample_seeds(self._config.run.seed, group_id, self._config.batch.samples_per_prompt)
+        return GroupTask(group_id, self._stream.prompt_at(group_id), seeds, self._sampling)
+
+    async def _one_step(self, buffer: ExperienceBuffer, producing: asyncio.Task[None]) -> Metrics | None:
+        start = time.perf_counter()
+        self._observer.phase("generating")
+        groups = await _or_failure(buffer.take_batch(), producing)
+        taken = time.perf_counter()
+        self._observer.phase("training")
+        shaped = self._shape(groups)
+        kl_coef = self._kl.coef
+        result = await _or_failure(
+            self._train_step.run(groups, shaped.scores, kl_coef, self.step + 1), producing
+        )
+        trained = time.perf_counter()
+        self._observer.phase("publishing")
+        published = await _or_failure(self._workers.publisher.publish(self.step + 1), producing)
+        done = time.perf_counter()
+        if result.stats.kl is not None:
+            self._kl.update(float(result.stats.kl.mean()), len(shaped.raw))
+        self.episode += len(shaped.raw)
+        self.step += 1
+        clock = StepClock(step=done - start, wait=taken - start, train=trained - taken, sync=done - trained)
+        metrics = step_metrics(groups, shaped, result, clock, published, self.episode, self.step - 1, kl_coef)
+        # Opening the next slots first lets generation overlap with all the bookkeeping below.
+        await buffer.trained(groups)
+        evaluated = await self._bookkeeping(groups, shaped, result, metrics)
+        await self._checkpoint_if_due()
+        return evaluated
+
+    def _shape(self, groups: Sequence[ReadyGroup]) -> ShapedScores:
+        columns: dict[str, list[np.ndarray]] = {}
+        for group in groups:
+            for scores in group.scores:
+                columns.setdefault(scores.name, []).append(scores.values)
+        summaries = [group.summary for group in groups]
+        shaped = shape_scores(
+            {name: np.concatenate(values) for name, values in columns.items()},
+            self._workers.scoring.weights,
+            action_counts=[count for s in summaries for count in s.action_counts],
+            ended_with_eos=[flag for s in summaries for flag in s.ended_with_eos],
+            max_new_tokens=self._config.rollout.max_new_tokens,
+            shaping=self._config.rewards.shaping,
+            moments=self._moments,
+        )
+        self._moments = shaped.moments
+        return shaped
+
+    async def _bookkeeping(
+        self,
+        groups: Sequence[ReadyGroup],
+        shaped: ShapedScores,
+        result: StepResult,
+        metrics: Metrics,
+    ) -> Metrics | None:
+        log, evaluation = self._config.log, self._config.eval
+        last = self.step == self._config.run.steps
+        if log.samples_every and (self.step % log.samples_every == 0 or last):
+            await self._show_samples(groups, shaped.raw)
+        if log.trajectories:
+            path = self._folder / "trajectories" / f"step-{self.step}.parquet"
+            refs = [group.group for group in groups]
+            await self._workers.learner.compute(
+                write_trajectories, str(path), shaped.scores, result.batch, *refs, returns=2
+            )
+        evaluated = None
+        if last or (evaluation.every and self.step % evaluation.every == 0):
+            evaluated = await self._evaluate()
+            metrics |= evaluated
+        if self._workers.health is not None:
+            metrics |= await self._workers.health()
+        metrics |= {f"failures/{kind}": float(n) for kind, n in self._workers.scoring.failures.counts.items()}
+        metrics |= {f"ledger/{state}": float(count) for state, count in self.ledger.counts().items()}
+        self._observer.metrics(self.step, metrics)
+        return evaluated
+
+    async def _show_samples(self, groups: Sequence[ReadyGroup], raw: np.ndarray) -> None:
+        chosen = groups[: self._config.log.num_samples]
+        samples = self._config.batch.samples_per_prompt
+        texts, _ = await self._workers.learner.compute(
+            sample_texts, *(group.group for group in chosen), returns=2
+        )
+        rows = [SampleRow(t.prompt, t.response, float(raw[i * samples])) for i, t in enumerate(texts)]
+        self._observer.samples(self.step, rows)
+
+    async def _evaluate(self) -> Metrics:
+        if self._evaluator is None:
+            return {}
+        self._observer.phase("evaluating")
+        metrics = (await self._evaluator.run()).metrics
+        if self.step == 0:
+            self._observer.metrics(0, metrics)
+        score = metrics["eval/score_mean"]
+        assert score is not None
+        self._eval_scores[str(self.step)] = score
+        return metrics
+
+    async def _checkpoint_if_due(self) -> None:
+        every = self._config.checkpoint.every
+        if every and (self.step % every == 0 or self.step == self._config.run.steps):
+            state = self.state()
+            self._observer.phase("saving")
+            await self._checkpointer.save(state, self._workers.learner, self._workers.critic)
+
+    def state(self) -> LoopState:
+        """What a run needs, beside the learner's weights, to go on as if it had never stopped."""
+        return LoopState(
+            step=self.step,
+            episode=self.episode,
+            ledger=self.ledger.to_json(),
+            stream=self._stream.state(),
+            reissue=tuple(sorted(set(self.ledger.unfinished()) | set(self._reissue))),
+            kl=self._kl.state(),
+            shaping=self._moments.state(),
+            scores=dict(self._eval_scores),
+        )
+
+    def _restore(self, state: LoopState) -> None:
+        self.step, self.episode = state.step, state.episode
+        self.ledger = Ledger.from_json(state.ledger)
+        self._stream.load_state(state.stream)
+        self._reissue = list(state.reissue)
+        self._kl.load(state.kl)
+        self._moments = RunningMoments.from_state(state.shaping)
+        self._eval_scores = dict(state.scores)
+
+
+async def _or_failure(work: Coroutine[Any, Any, T], producing: asyncio.Task[None]) -> T:
+    """The result of `work`, unless the producer fails first: then its error, and `work` is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, producing}, return_when=asyncio.FIRST_COMPLETED)
+        if producing.done():
+            await producing
+            raise AssertionError("the producer never ends by itself")
+        return await task
+    finally:
+        task.cancel()

@@ -1,0 +1,137 @@
+"""The metrics of one step, from what the stages measured. Names and meanings: rl_cluster.metrics.names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_cluster.loop.buffer import ReadyGroup
+from rl_cluster.loop.step import StepResult
+from rl_cluster.protocols import PublishReport
+from rl_cluster.rewards.shaping import ShapedScores
+
+Metrics = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class StepClock:
+    """Seconds of the stages that the loop itself waits for."""
+
+    step: float
+    wait: float
+    train: float
+    sync: float
+
+
+def step_metrics(
+    groups: Sequence[ReadyGroup],
+    shaped: ShapedScores,
+    result: StepResult,
+    clock: StepClock,
+    publish: PublishReport,
+    episode: int,
+    version: int,
+    kl_coef: float,
+) -> Metrics:
+    """version: of the weights before the update."""
+    return {
+        **_objective(shaped, result, kl_coef),
+        **_losses(result),
+        **_lengths(groups),
+        **_components(groups),
+        **_performance(groups, clock, publish),
+        **_lag(groups, version),
+        "episode": float(episode),
+        "eps": len(shaped.raw) / clock.step,
+    }
+
+
+def _objective(shaped: ShapedScores, result: StepResult, kl_coef: float) -> Metrics:
+    stats = result.stats
+    return {
+        "objective/kl": None if stats.kl is None else float(stats.kl.mean()),
+        "objective/entropy": float(stats.entropy.mean()),
+        "objective/non_score_reward": float(stats.non_score_reward.mean()),
+        "objective/rlhf_reward": float((shaped.scores + stats.non_score_reward).mean()),
+        "objective/scores": float(shaped.raw.mean()),
+        "objective/scores_std": float(shaped.raw.std()),
+        "objective/kl_coef": kl_coef,
+        **{f"shaping/{part}": float(values.mean()) for part, values in shaped.parts.items()},
+    }
+
+
+def _losses(result: StepResult) -> Metrics:
+    sums, last = result.sums, result.optim[-1] if result.optim else None
+    tokens = sums.get("tokens_sum", 0.0)
+
+    def mean(name: str) -> float | None:
+        return sums[name] / tokens if name in sums and tokens else None
+
+    ratio, ratio_sq = mean("ratio_sum"), mean("ratio_sq_sum")
+    gap_mean = result.stats.gap_mean if result.stats.gap_mean is not None else mean("gap_sum")
+    gap_max = result.stats.gap_max if result.stats.gap_max is not None else sums.get("gap_max")
+    return {
+        "policy/approxkl_avg": mean("approxkl_sum"),
+        "policy/clipfrac_avg": mean("clipfrac_sum"),
+        "policy/entropy_avg": mean("entropy_sum"),
+        "loss/policy_avg": mean("policy_loss_sum"),
+        "loss/value_avg": mean("value_loss_sum"),
+        "val/clipfrac_avg": mean("value_clipfrac_sum"),
+        "val/ratio": ratio,
+        "val/ratio_var": None if ratio is None or ratio_sq is None else max(ratio_sq - ratio**2, 0.0),
+        "lr": last.learning_rate if last else None,
+        "optim/grad_norm": last.grad_norm if last else None,
+        "optim/skipped_updates": float(sum(update.skipped for update in result.optim)),
+        "health/logprob_gap_mean": gap_mean,
+        "health/logprob_gap_max": gap_max,
+    }
+
+
+def _lengths(groups: Sequence[ReadyGroup]) -> Metrics:
+    eos = [flag for group in groups for flag in group.summary.ended_with_eos]
+    truncated = [flag for group in groups for flag in group.summary.truncated]
+    counts = [count for group in groups for count in group.summary.action_counts]
+    return {
+        "val/num_eos_tokens": float(sum(eos)),
+        "completions/truncated_fraction": float(np.mean(truncated)),
+        "completions/mean_length": float(np.mean(counts)),
+        "completions/max_length": float(max(counts)),
+    }
+
+
+def _components(groups: Sequence[ReadyGroup]) -> Metrics:
+    columns: dict[str, list[np.ndarray]] = {}
+    for group in groups:
+        for scores in group.scores:
+            columns.setdefault(f"rewards/{scores.name}", []).append(scores.values)
+            for name, values in scores.components.items():
+                columns.setdefault(f"rewards/{scores.name}/{name}", []).append(values)
+    return {name: float(np.concatenate(values).mean()) for name, values in columns.items()}
+
+
+def _performance(groups: Sequence[ReadyGroup], clock: StepClock, publish: PublishReport) -> Metrics:
+    times = [group.times for group in groups]
+    generate = max(t.generated for t in times) - min(t.begun for t in times)
+    generated = sum(sum(group.summary.action_counts) for group in groups)
+    trained = sum(sum(group.summary.lengths) for group in groups)
+    return {
+        "perf/step_seconds": clock.step,
+        "perf/wait_seconds": clock.wait,
+        "perf/generate_seconds": generate,
+        "perf/score_seconds": max(t.scored - t.generated for t in times),
+        "perf/reference_seconds": max(t.referenced - t.generated for t in times)
+        if any(group.reference is not None for group in groups)
+        else 0.0,
+        "perf/train_seconds": clock.train,
+        "perf/sync_seconds": clock.sync,
+        "perf/sync_pause_seconds": publish.pause_seconds,
+        "perf/generated_tokens_per_second": generated / generate if generate > 0 else 0.0,
+        "perf/trained_tokens_per_second": trained / clock.train,
+    }
+
+
+def _lag(groups: Sequence[ReadyGroup], version: int) -> Metrics:
+    lags = [version - group.summary.min_version for group in groups]
+    return {"async/lag_mean": float(np.mean(lags)), "async/lag_max": float(max(lags))}

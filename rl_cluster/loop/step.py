@@ -1,0 +1,135 @@
+"""One batch through the learner: advantages, then epochs × mini-batches of gradient and update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_cluster.algorithms.table import (
+    PolicyStep,
+    ValueStep,
+    critic_of,
+    needs_critic,
+    policy_step,
+    value_step,
+)
+from rl_cluster.config.run import RunConfig
+from rl_cluster.loop.buffer import ReadyGroup
+from rl_cluster.loop.experience import BatchStats, add_advantages, assemble
+from rl_cluster.protocols import BatchLayout, Learner, OptimResult, Ref
+
+MERGE_BY_MAXIMUM = "_max"
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """sums: what the losses counted, over all updates of the step. batch: Ref of the TokenBatch."""
+
+    layout: BatchLayout
+    batch: Ref
+    stats: BatchStats
+    sums: dict[str, float]
+    optim: tuple[OptimResult, ...]
+
+
+class TrainStep:
+    """The arithmetic of one step, given its learner(s); knows nothing of generation."""
+
+    def __init__(
+        self, config: RunConfig, learner: Learner, critic: Learner | None, adapter_reference: bool
+    ) -> None:
+        """adapter_reference: the reference is the policy itself with its adapters switched off."""
+        algorithm = config.algorithm
+        self._config = config
+        self._learner = learner
+        self._critic = critic
+        self._adapter_reference = adapter_reference
+        one_update = algorithm.num_epochs * algorithm.num_mini_batches == 1
+        on_policy = config.asynchrony.max_policy_lag == 0
+        self._needs_pass_before = not (one_update and on_policy) or needs_critic(algorithm)
+
+    async def run(
+        self, groups: Sequence[ReadyGroup], scores: np.ndarray, kl_coef: float, step: int
+    ) -> StepResult:
+        """scores: float64 [N], shaped, in the order of the groups' samples. step: counted from 1."""
+        layout, batch = await self._assemble(groups)
+        reference = policy = critic = None
+        if self._adapter_reference:
+            reference = await self._learner.forward(batch, layout, reference=True)
+        if self._needs_pass_before:
+            policy = await self._learner.forward(batch, layout)
+        if self._critic is not None:
+            critic = await self._critic.forward(batch, layout)
+        stats, batch = await self._learner.compute(
+            add_advantages,
+            self._config.algorithm,
+            scores,
+            kl_coef,
+            batch,
+            reference,
+            policy,
+            critic,
+            returns=2,
+        )
+        sums, optim = await self._update(batch, layout, kl_coef, step)
+        return StepResult(layout, batch, stats, sums, optim)
+
+    async def _assemble(self, groups: Sequence[ReadyGroup]) -> tuple[BatchLayout, Ref]:
+        references = [group.reference for group in groups if group.reference is not None]
+        assert len(references) in (0, len(groups))
+        mask_truncated = self._config.algorithm.loss.mask_truncated
+        refs = [group.group for group in groups] + references
+        return await self._learner.compute(assemble, len(groups), mask_truncated, *refs, returns=2)
+
+    async def _update(
+        self, batch: Ref, layout: BatchLayout, kl_coef: float, step: int
+    ) -> tuple[dict[str, float], tuple[OptimResult, ...]]:
+        of_policy, of_critic = self._loss_steps(kl_coef, step)
+        sums: dict[str, float] = {}
+        optim: list[OptimResult] = []
+        for rows in self._mini_batches(layout.num_rows, step):
+            if self._critic is not None:
+                _add(sums, await self._critic.forward_backward(batch, layout, rows, of_critic))
+                await self._critic.optim_step()
+                if not of_policy.train_policy:
+                    continue
+            _add(sums, await self._learner.forward_backward(batch, layout, rows, of_policy))
+            optim.append(await self._learner.optim_step())
+        return sums, tuple(optim)
+
+    def _loss_steps(self, kl_coef: float, step: int) -> tuple[PolicyStep, ValueStep | None]:
+        config = self._config
+        critic = critic_of(config.algorithm)
+        off_policy = config.asynchrony.max_policy_lag > 0
+        of_policy = policy_step(
+            config.algorithm,
+            temperature=config.rollout.temperature,
+            kl_coef=kl_coef,
+            importance_cap=config.asynchrony.importance_cap if off_policy else None,
+            train_policy=critic is None or step > critic.warmup_steps,
+        )
+        return of_policy, None if critic is None else value_step(critic, config.rollout.temperature)
+
+    def _mini_batches(self, num_rows: int, step: int) -> list[list[int]]:
+        """Rows of every update of the step: each epoch a fresh seeded shuffle, cut into equal parts."""
+        algorithm = self._config.algorithm
+        if algorithm.num_epochs == algorithm.num_mini_batches == 1:
+            return [list(range(num_rows))]
+        generator = np.random.default_rng([self._config.run.seed, step])
+        size = math.ceil(num_rows / algorithm.num_mini_batches)
+        updates = []
+        for _ in range(algorithm.num_epochs):
+            order = generator.permutation(num_rows).tolist()
+            updates += [order[start : start + size] for start in range(0, num_rows, size)]
+        return updates
+
+
+def _add(total: dict[str, float], part: dict[str, float]) -> None:
+    for name, value in part.items():
+        if name.endswith(MERGE_BY_MAXIMUM):
+            total[name] = max(total.get(name, -math.inf), value)
+        else:
+            total[name] = total.get(name, 0.0) + value
