@@ -21,10 +21,12 @@ class FileSource(Config):
 
 
 class AdditionSource(Config):
-    """n-digit addition, made on the spot; metadata: answer. The split is by operand pair."""
+    """n-digit addition, made on the spot; metadata: answer, a, b. The split is by operand pair."""
 
     source: Literal["addition"]
     num_digits: PositiveInt = 2
+    size: PositiveInt = 10_000
+    """At most so many training prompts; every pair is used in both orders."""
     template: str = "{a}+{b}="
     """With `chat`, the user's message."""
     chat: bool = False

@@ -25,6 +25,8 @@ class FunctionScorer(_Scorer):
     options: dict[str, Any] = {}
     """Passed as keyword arguments."""
     num_workers: PositiveInt = 1
+    groups_per_call: PositiveInt = 1
+    """Groups that wait for a worker are handed to the function together, up to so many."""
 
 
 class ExactMatchScorer(_Scorer):
@@ -50,7 +52,8 @@ class RewardModelScorer(_Scorer):
     path: str
     num_workers: PositiveInt = 1
     tokens_per_batch: PositiveInt = 16384
-    """Requests are gathered into packed batches of at most so many tokens."""
+    """Requests are gathered into batches of at most so many tokens, padding included."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 class ReasoningGymScorer(_Scorer):

@@ -1,0 +1,1 @@
+"""Prompt data: files and generated tasks in, tokenised `Prompt`s in a reproducible order out."""

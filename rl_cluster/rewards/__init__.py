@@ -1,0 +1,1 @@
+"""Scores: finished groups in; scores, typed failures, and what shaping makes of the scores out."""

@@ -1,0 +1,143 @@
+"""A scorer's configuration in; its name and a function ready to be called out."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rl_cluster.config.reward import (
+    ExactMatchScorer,
+    FunctionScorer,
+    MathScorer,
+    ReasoningGymScorer,
+    ScorerConfig,
+)
+from rl_cluster.errors import BadInputError
+from rl_cluster.rewards.functions import exact_match, math_match, reasoning_gym_score
+from rl_cluster.trajectory import Prompt
+
+ScoreFunction = Callable[..., Any]
+"""f(prompts, responses, metadata) -> list[float | dict[str, float]], or a coroutine of one."""
+
+
+def load_function(spec: str, folder: Path | None = None) -> ScoreFunction:
+    """The function that `package.module:function` or `path/file.py:function` names.
+
+    folder: what a relative path starts from, and where modules are found besides Python's own path
+    (default: the current folder). BadInputError if it cannot be found, imported or called.
+    """
+    place, separator, name = spec.rpartition(":")
+    if not (separator and place and name.isidentifier()):
+        raise BadInputError(
+            f"rewards.scorers.function={spec!r}: write package.module:function or path/to/file.py:function."
+        )
+    folder = folder or Path.cwd()
+    module = _load_file(folder / place, spec) if place.endswith(".py") else _load_module(place, spec, folder)
+    names = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+    function = vars(module).get(name)
+    if not callable(function):
+        found = "nothing" if function is None else f"a {type(function).__name__}"
+        raise BadInputError(
+            f"rewards.scorers.function={spec!r}: {name!r} in {place} is {found}, not a function. "
+            f"There are: {', '.join(names) or 'none'}."
+        )
+    return function
+
+
+def _load_module(name: str, spec: str, folder: Path) -> ModuleType:
+    # As `python -m` does: modules next to the user are importable, after everything installed.
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise _import_error(spec, error) from error
+
+
+def _load_file(path: Path, spec: str) -> ModuleType:
+    if not path.is_file():
+        raise BadInputError(f"rewards.scorers.function={spec!r}: there is no file {path}. Correct the path.")
+    digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()
+    name = f"rl_cluster_user_{path.stem}_{digest}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None, "a .py file always has a loader"
+    assert module_spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(module_spec)
+    # Dataclasses and pickles of the user's file look their module up by name.
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _import_error(spec, error) from error
+    return module
+
+
+def _import_error(spec: str, error: Exception) -> BadInputError:
+    return BadInputError(
+        f"rewards.scorers.function={spec!r}: importing it failed with {type(error).__name__}: {error}. "
+        "Correct the import path, or the module."
+    )
+
+
+FUNCTIONS: dict[type, ScoreFunction] = {
+    ExactMatchScorer: exact_match,
+    MathScorer: math_match,
+    ReasoningGymScorer: reasoning_gym_score,
+}
+
+
+def make_function(config: ScorerConfig, folder: Path | None = None) -> ScoreFunction:
+    """The Python function of a scorer, its options bound; not for reward models. folder: as load_function."""
+    if isinstance(config, FunctionScorer):
+        return partial(load_function(config.function, folder), **config.options)
+    return partial(FUNCTIONS[type(config)], **config.model_dump(include={"answer_key", "extract"}))
+
+
+def scorer_names(configs: Sequence[ScorerConfig]) -> tuple[str, ...]:
+    """The name of each scorer, as in rewards/NAME; BadInputError if two are the same."""
+    names = tuple(config.name or _default_name(config) for config in configs)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise BadInputError(
+            f"rewards.scorers: {len(names)} scorers, more than one is called {twice[0]!r}. "
+            "Give each a name of its own."
+        )
+    return names
+
+
+def _default_name(config: ScorerConfig) -> str:
+    return config.function.rpartition(":")[2] if isinstance(config, FunctionScorer) else config.kind
+
+
+def check_metadata(configs: Sequence[ScorerConfig], prompts: Sequence[Prompt]) -> None:
+    """BadInputError, before anything starts, if a prompt lacks what a built-in scorer compares with."""
+    for config in configs:
+        needed = _needed_columns(config)
+        for prompt in prompts:
+            missing = [key for key in needed if prompt.metadata.get(key) is None]
+            if missing:
+                raise BadInputError(
+                    f"rewards.scorers ({config.kind}): {prompt.prompt_id} has no {missing[0]!r} to score "
+                    f"against. It has: {', '.join(prompt.metadata) or 'no other columns'}. {_remedy(config)}"
+                )
+
+
+def _needed_columns(config: ScorerConfig) -> tuple[str, ...]:
+    if isinstance(config, ExactMatchScorer | MathScorer):
+        return (config.answer_key,)
+    return ("family", "options", "entry") if isinstance(config, ReasoningGymScorer) else ()
+
+
+def _remedy(config: ScorerConfig) -> str:
+    if isinstance(config, ReasoningGymScorer):
+        return "This scorer goes with data.train.source=reasoning_gym."
+    return "Set answer_key to the column with the right answer."
