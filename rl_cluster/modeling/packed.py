@@ -1,0 +1,266 @@
+"""Sequences laid end to end go through a decoder without padding; attention never crosses a sequence.
+
+Enters: a decoder of transformers that was loaded with `attn_implementation=ATTENTION`, tokens [T] and the
+lengths of the sequences. Leaves: hidden states [T, hidden]. Linear layers see exactly T tokens; only inside
+attention are the sequences padded, in buckets of like length, so it costs the sum of squares of the
+lengths and not T².
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from rl_cluster.errors import BadInputError
+
+ATTENTION = "rl_cluster_packed"
+"""transformers builds no mask for an attention of a name it has no mask function for, and hands ours None."""
+
+FULL_ENOUGH = 0.75
+"""A sequence joins a bucket when it is at least this fraction of the bucket's longest."""
+
+HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """N sequences padded to L inside attention. start, stop: the tokens of the packed order it covers when
+    they lie side by side and are equally long (no copy is made), else -1. Otherwise:
+    gather: int64 [N * L], the packed token for each padded place (any token at padding).
+    places: int64 [n], which of the N * L places are real; tokens: int64 [n], the packed tokens in them."""
+
+    num_sequences: int
+    length: int
+    start: int
+    stop: int
+    gather: torch.Tensor | None = None
+    places: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Where the sequences are; made once per micro-batch, used by every layer.
+
+    position_ids: int64 [1, T], 0 at the start of each sequence. cumulative: int32 [N + 1], their borders.
+    restore: int64 [T], puts the buckets' tokens, laid end to end, back into packed order; None if they are.
+    """
+
+    lengths: tuple[int, ...]
+    position_ids: torch.Tensor
+    cumulative: torch.Tensor
+    buckets: tuple[Bucket, ...]
+    restore: torch.Tensor | None
+
+    @staticmethod
+    def of(lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedLayout:
+        """lengths: tokens per sequence, each at least 1."""
+        sizes = torch.tensor(list(lengths), dtype=torch.int64)
+        starts = torch.cumsum(sizes, 0) - sizes
+        total = int(sizes.sum())
+        positions = torch.arange(total) - torch.repeat_interleave(starts, sizes)
+        cumulative = torch.cat([starts, sizes.new_tensor([total])]).to(torch.int32)
+        groups = _groups_of_like_length(list(lengths))
+        order = torch.cat([_tokens_of(group, starts, sizes) for group in groups])
+        restore = None
+        if not torch.equal(order, torch.arange(total)):
+            restore = torch.empty_like(order)
+            restore[order] = torch.arange(total)
+            restore = restore.to(device)
+        return PackedLayout(
+            lengths=tuple(int(n) for n in lengths),
+            position_ids=positions[None].to(device),
+            cumulative=cumulative.to(device),
+            buckets=tuple(_bucket(group, starts, sizes, device) for group in groups),
+            restore=restore,
+        )
+
+
+def _groups_of_like_length(lengths: list[int]) -> list[list[int]]:
+    """Sequences, longest first, cut where the length falls below FULL_ENOUGH of the group's longest."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and lengths[index] >= FULL_ENOUGH * lengths[groups[-1][0]]:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def _tokens_of(group: list[int], starts: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.arange(int(starts[i]), int(starts[i] + sizes[i])) for i in group])
+
+
+def _bucket(
+    group: list[int], starts: torch.Tensor, sizes: torch.Tensor, device: torch.device | str
+) -> Bucket:
+    longest = int(sizes[group].max())
+    tokens = _tokens_of(group, starts, sizes)
+    first = int(tokens[0])
+    if len(tokens) == len(group) * longest and torch.equal(tokens, torch.arange(first, first + len(tokens))):
+        return Bucket(len(group), longest, first, first + len(tokens))
+    place = torch.arange(longest)
+    valid = place[None, :] < sizes[group][:, None]
+    gather = torch.where(valid, starts[group][:, None] + place[None, :], 0).flatten()
+    places = valid.flatten().nonzero().flatten()
+    return Bucket(len(group), longest, -1, -1, gather.to(device), places.to(device), tokens.to(device))
+
+
+class _Pad(torch.autograd.Function):
+    """[T, …] → [N * L, …]. Padding holds copies of token 0; under a causal mask no real query sees them, so
+    their gradient is 0 and the backward pass is the inverse gather instead of a scatter-add."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        assert bucket.gather is not None
+        ctx.bucket, ctx.num_tokens = bucket, packed.shape[0]
+        return packed.index_select(0, bucket.gather)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        result = gradient.new_zeros(ctx.num_tokens, *gradient.shape[1:])
+        result.index_copy_(0, ctx.bucket.tokens, gradient.index_select(0, ctx.bucket.places))
+        return result, None
+
+
+class _Take(torch.autograd.Function):
+    """[n, …] → [m, …], the rows at `index`, which holds no row twice (so the gradient is a plain copy)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.index, ctx.num_rows = index, rows.shape[0]
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        result = gradient.new_zeros(ctx.num_rows, *gradient.shape[1:])
+        return result.index_copy_(0, ctx.index, gradient), None
+
+
+def packed_attention(
+    _module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    packed: PackedLayout | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each sequence. query: [1, heads, T, D]; key, value: [1, kv_heads, T, D].
+
+    Returns [1, T, heads, D]. The signature is that of transformers' attention functions; the model hands
+    `packed` through from the call of its decoder.
+    """
+    assert packed is not None, "call the decoder through packed_hidden_states"
+    assert attention_mask is None, "transformers built a mask that packed attention cannot use"
+    if softcap is not None:
+        raise BadInputError("model: attention with soft-capping cannot be packed; choose another model")
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    if _can_flash(queries, sliding_window):
+        output = _flash(queries, keys, values, packed, dropout, scaling)
+        return output[None], None
+    outputs = [
+        _bucket_attention(bucket, queries, keys, values, dropout, scaling, sliding_window)
+        for bucket in packed.buckets
+    ]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if packed.restore is not None:
+        output = _Take.apply(output, packed.restore)
+    return output[None], None
+
+
+def _bucket_attention(
+    bucket: Bucket,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """query, key, value: packed [T, heads, D]. Returns the bucket's tokens end to end, [n, heads, D]."""
+    padded = [_into_bucket(x, bucket) for x in (query, key, value)]
+    repeats = query.shape[1] // key.shape[1]
+    mask = None
+    if sliding_window is not None and bucket.length > sliding_window:
+        place = torch.arange(bucket.length, device=query.device)
+        distance = place[:, None] - place[None, :]
+        mask = (distance >= 0) & (distance < sliding_window)
+    output = scaled_dot_product_attention(
+        padded[0],
+        padded[1],
+        padded[2],
+        attn_mask=mask,
+        dropout_p=dropout,
+        scale=scaling,
+        is_causal=mask is None,
+        enable_gqa=repeats > 1,
+    )
+    flat = output.transpose(1, 2).flatten(0, 1)
+    return flat if bucket.places is None else _Take.apply(flat, bucket.places)
+
+
+def _into_bucket(packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """[T, heads, D] → [N, heads, L, D]."""
+    flat = packed[bucket.start : bucket.stop] if bucket.gather is None else _Pad.apply(packed, bucket)
+    return flat.unflatten(0, (bucket.num_sequences, bucket.length)).transpose(1, 2)
+
+
+def _can_flash(query: torch.Tensor, sliding_window: int | None) -> bool:
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return HAS_FLASH_ATTENTION and query.is_cuda and half and sliding_window is None
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    packed: PackedLayout,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    from flash_attn import flash_attn_varlen_func
+
+    longest = max(packed.lengths)
+    return flash_attn_varlen_func(
+        query,
+        key,
+        value,
+        packed.cumulative,
+        packed.cumulative,
+        longest,
+        longest,
+        dropout_p=dropout,
+        softmax_scale=scaling,
+        causal=True,
+    )
+
+
+AttentionInterface.register(ATTENTION, packed_attention)
+
+
+def packed_hidden_states(
+    decoder: torch.nn.Module, tokens: torch.Tensor, packed: PackedLayout
+) -> torch.Tensor:
+    """Last hidden states, after the final norm: [T, hidden]. tokens: int64 [T].
+
+    Entry t is the state after token t, from which token t + 1 is predicted.
+    """
+    output = decoder(
+        input_ids=tokens[None],
+        position_ids=packed.position_ids,
+        attention_mask=None,
+        use_cache=False,
+        packed=packed,
+    )
+    return output.last_hidden_state[0]

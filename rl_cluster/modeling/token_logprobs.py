@@ -1,0 +1,110 @@
+"""Hidden states of drawn tokens become log-probabilities and entropies; the logits never exist all at once.
+
+Chunk by chunk, forward and again backward, so that the peak is one chunk of logits whatever the batch.
+Legend: A drawn tokens, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
+"""Logits (float32 numbers) that exist at once."""
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """logits = hidden · weightᵀ + bias, in float32 divided by the temperature, as vLLM's processed_logprobs.
+
+    With p = softmax(logits): ∂ log p_y / ∂ logits = onehot(y) − p, and for the entropy
+    H = −Σ p log p: ∂H / ∂ logits = −p (log p + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        num = hidden.shape[0]
+        logprobs, entropy, normalizer = (hidden.new_empty(num, dtype=_working(hidden)) for _ in range(3))
+        for start in range(0, num, chunk):
+            part = slice(start, start + chunk)
+            logits = _logits(hidden[part], weight, bias, temperature)
+            normalizer[part] = torch.logsumexp(logits, dim=-1)
+            logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normalizer[part]
+            mean_logit = (torch.exp(logits - normalizer[part, None]) * logits).sum(-1)
+            entropy[part] = normalizer[part] - mean_logit
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None]:
+        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        with_entropy = bool(torch.any(grad_entropy != 0))
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=_working(hidden)) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=_working(hidden)) if needs_bias else None
+        for start in range(0, hidden.shape[0], ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            logits = _logits(hidden[part], weight, bias, ctx.temperature)
+            logits -= normalizer[part, None]
+            probabilities = torch.exp(logits)
+            grad = probabilities * -grad_logprobs[part, None]
+            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            if with_entropy:
+                grad -= grad_entropy[part, None] * probabilities * (logits + entropy[part, None])
+            grad = (grad / ctx.temperature).to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = grad @ weight
+            if grad_weight is not None:
+                grad_weight += grad.T @ hidden[part]
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _working(hidden: torch.Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+def _logits(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float
+) -> torch.Tensor:
+    logits = linear(hidden, weight, bias).to(_working(hidden))
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def token_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: float,
+    chunk_elements: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each target, and entropy of its distribution, both float32 [A], in nats.
+
+    hidden: [A, D], the states from which the targets (int64 [A]) are predicted. weight: [V, D]; bias: [V].
+    Both results carry gradient to hidden, weight and bias.
+    """
+    elements = chunk_elements or CHUNK_ELEMENTS[hidden.device.type]
+    chunk = max(1, elements // weight.shape[0])
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, chunk)
