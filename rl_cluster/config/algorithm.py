@@ -1,4 +1,4 @@
-"""The algorithms as data: which advantage, which loss, which KL. The functions are in rl_cluster.algorithms."""
+"""The algorithms as data: advantage, loss, KL. The functions are in rl_cluster.algorithms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class PolicyLossConfig(Config):
     """clip: PPO's pessimistic clipped ratio. cispo: clipped ratio as a detached weight of log π.
     reinforce: −A log π, no ratio."""
     ratio: Literal["token", "sequence", "sequence_mean"] = "token"
-    """token: π/π_old per token. sequence: product over the tokens (RLOO). sequence_mean: geometric mean (GSPO)."""
+    """token: π/π_old per token. sequence: product over the tokens (RLOO). sequence_mean: geometric
+    mean (GSPO)."""
     clip_low: Fraction = 0.2
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped to [1 − clip_low, 1 + clip_high]; DAPO's clip-higher is 0.28."""
@@ -50,7 +51,7 @@ class CriticConfig(Config):
     """How the values are learned."""
 
     separate: bool = False
-    """False: value head on the policy's trunk. True: a model of its own, started from the policy's weights."""
+    """False: value head on the policy's trunk. True: a model of its own, which starts as the policy."""
     model: str | None = None
     """Folder of a separate critic's weights; default: the policy's."""
     learning_rate: PositiveFloat | None = None

@@ -91,4 +91,4 @@ class RewardConfig(Config):
     """A group whose scorer failed is scored again (max_retries times), then dropped; or dropped at once."""
     max_retries: NonNegativeInt = 2
     max_failure_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Above this share of failed groups (over the last 50 or more) the run stops with the scorer's traceback."""
+    """Above this share of failed groups (of the last 50 or more) the run stops with the scorer's error."""

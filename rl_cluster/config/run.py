@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rl_cluster.config.algorithm import GRPO, AlgorithmConfig
 from rl_cluster.config.base import Config
@@ -47,7 +47,7 @@ class SupervisedConfig(Config):
     learning_rate: PositiveFloat = 1e-3
     warmup_steps: NonNegativeInt = 20
     correct_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Generated tasks only: share of demonstrations whose answer is right; the others are plausible but wrong."""
+    """Generated tasks only: share of demonstrations whose answer is right; the others are wrong, plausibly."""
 
 
 class ModelConfig(Config):
