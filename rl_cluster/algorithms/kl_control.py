@@ -28,7 +28,7 @@ class FixedKL:
     def __init__(self, coef: float) -> None:
         self.coef = coef
 
-    def update(self, current: float, num_sequences: int) -> float:  # noqa: ARG002 (the protocol's)
+    def update(self, current: float, num_sequences: int) -> float:
         return self.coef
 
     def state(self) -> dict[str, float]:

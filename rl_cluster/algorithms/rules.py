@@ -57,8 +57,8 @@ class _HasKL(Protocol):
 
 @dataclass(frozen=True)
 class _Rewards:
-    """token_grid: [N, L], rewards on the action grid that are not the score. row: float64 [N], the score and whatever
-    belongs to the whole sequence. kl, non_score_reward: as in AdvantageOutputs."""
+    """token_grid: float64 [N, L], what each action earns or pays by itself. row: float64 [N], the score and
+    whatever else belongs to the whole sequence. kl, non_score_reward: as in AdvantageOutputs."""
 
     grid: ActionGrid
     token_grid: np.ndarray
