@@ -63,8 +63,8 @@ def policy_ratio(level: torch.Tensor, log_prob: torch.Tensor, share: torch.Tenso
     Its value is s; its gradient reaches only the token itself, with s · share.
     A row's ratio stands at each of its tokens, where weights of mean kind (sequence_mean: 1 / (R T_i)) give
     exactly the row's loss and gradient:
-    token: share 1, the ordinary ratio. sequence_mean: share 1, the token form of GSPO (Zheng et al. 2025,
-    equation 13). sequence: share T_i, since exp(Σ log-ratio) moves with every one of the T_i tokens.
+    token: share 1, the ordinary ratio. sequence_mean: share 1, the token form of GSPO (Zheng et al. 2025).
+    sequence: share T_i, since exp(Σ log-ratio) moves with every one of the T_i tokens.
     """
     scale = safe_exp(level.detach())
     return scale * (1.0 + share * (log_prob - log_prob.detach()))
@@ -80,7 +80,7 @@ def clip_loss(ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: f
 def cispo_loss(
     ratio: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, low: float, high: float
 ) -> Surrogate:
-    """−sg(clip(ratio, 1 − low, 1 + high)) A log π; MiniMax-M1 2025, equation 4. Every token keeps a gradient.
+    """−sg(clip(ratio, 1 − low, 1 + high)) A log π; MiniMax-M1 2025. Every token keeps a gradient.
 
     log_prob: log π times the share of the ratio's level (see policy_ratio).
     """
@@ -97,7 +97,7 @@ def reinforce_loss(log_prob: torch.Tensor, advantages: torch.Tensor) -> Surrogat
 def importance_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float) -> torch.Tensor:
     """min(π_prox / π_behav, cap) at each token, without gradient.
 
-    Decoupled objective: Hilton et al. 2022; AReaL 2025, equation 5. Truncation: Espeholt et al. 2018.
+    Decoupled objective: Hilton et al. 2022; AReaL 2025. Truncation: Espeholt et al. 2018.
     """
     return safe_exp(log_ratio(proximal, behaviour)).clamp(max=cap).detach()
 

@@ -83,7 +83,7 @@ def test_a_row_ratio_gives_exactly_the_loss_and_gradient_of_the_row_formula(mean
 
 
 def test_gspo_gradient_is_its_closed_form():
-    # ∇ = −(1/R) A_i s_i (1/T_i) Σ ∇ log π with s_i = exp(mean log-ratio); Zheng et al. 2025, equation 10
+    # ∇ = −(1/R) A_i s_i (1/T_i) Σ ∇ log π with s_i = exp(mean log-ratio); Zheng et al. 2025
     _, gradient = loss_and_gradient(PolicyLossConfig(ratio="sequence_mean", clip_low=0.9, clip_high=0.9))
     means = torch.tensor([0.25 / 3, -0.5, -0.01 / 2], dtype=torch.float64)[ROW]
     torch.testing.assert_close(gradient, -ADVANTAGES * torch.exp(means) / (3 * COUNTS[ROW]))
