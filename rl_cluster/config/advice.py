@@ -71,7 +71,8 @@ def _about_memory(machine: Machine, workers: Sequence[WorkerPlan]) -> Iterator[s
                 f"memory: the workers need about {sum(sizes) / GIB:.1f} GiB, the machine has "
                 f"{machine.memory / GIB:.1f}. Lower rollout.kv_cache_gib or batch.tokens_per_micro_batch."
             )
-    for worker in workers:
+    first_of_role = {worker.role: worker for worker in reversed(workers)}
+    for worker in first_of_role.values():
         if worker.memory and worker.memory.on_gpu and worker.memory.total > machine.gpu_memory:
             yield (
                 f"memory: {worker.name} needs about {worker.memory.total / GIB:.1f} GiB of a GPU's "

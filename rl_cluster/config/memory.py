@@ -13,6 +13,8 @@ LEARNER_BASE = int(0.9 * GIB)
 REFERENCE_BASE = int(0.7 * GIB)
 SCORER_BASE = int(0.3 * GIB)
 BYTES = {"float32": 4, "bfloat16": 2}
+LOGITS_IN_CHUNK = {"cpu": 1 << 23, "cuda": 1 << 26}
+"""Elements of logits that exist at once, see rl_cluster/modeling/token_logprobs.py."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def learner_memory(shape: ModelShape, sizes: LearnerSizes, on_gpu: bool) -> Memo
     optimizer = 0 if sizes.offload_optimizer and on_gpu else 12 * sizes.trained // parts[1]
     base = () if on_gpu else (("process", LEARNER_BASE),)
     activations = activation_bytes(shape, sizes.micro_batch_tokens, width, sizes.gradient_checkpointing)
+    activations += 3 * logits_bytes(shape, sizes.micro_batch_tokens, on_gpu)
     return Memory(
         (
             *base,
@@ -76,16 +79,20 @@ def learner_memory(shape: ModelShape, sizes: LearnerSizes, on_gpu: bool) -> Memo
 
 def activation_bytes(shape: ModelShape, tokens: int, width: int, checkpointing: bool) -> int:
     """17·b·tokens·hidden per layer (Korthikanti et al. 2022, table 2, without the attention matrix), or b of
-    each layer and 17·b of one with checkpointing; and the logits three times in float32."""
+    each layer and 17·b of one with checkpointing. Without the logits."""
     per_layer = 17 * width * tokens * shape.hidden_size
     stored = width * tokens * shape.hidden_size
-    layers = stored * shape.num_layers + per_layer if checkpointing else per_layer * shape.num_layers
-    return layers + 3 * 4 * tokens * shape.vocab_size
+    return stored * shape.num_layers + per_layer if checkpointing else per_layer * shape.num_layers
+
+
+def logits_bytes(shape: ModelShape, tokens: int, on_gpu: bool) -> int:
+    """One chunk of logits in float32; three such exist at once in training, two in inference."""
+    return 4 * min(tokens * shape.vocab_size, LOGITS_IN_CHUNK["cuda" if on_gpu else "cpu"])
 
 
 def forward_memory(shape: ModelShape, dtype: str, tokens: int, base: int, on_gpu: bool) -> Memory:
-    """A model that only runs forward: weights, one layer's activations and the logits twice."""
+    """A model that only runs forward: weights, one layer's activations and two chunks of logits."""
     width = BYTES[dtype]
-    working = 17 * width * tokens * shape.hidden_size + 2 * 4 * tokens * shape.vocab_size
+    working = 17 * width * tokens * shape.hidden_size + 2 * logits_bytes(shape, tokens, on_gpu)
     process = () if on_gpu else (("process", base),)
     return Memory((*process, ("weights", shape.num_parameters * width), ("activations", working)), on_gpu)

@@ -1,0 +1,110 @@
+"""What each command does: its arguments in; assembly, plots and files are called upon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rl_cluster.cli.describe import describe_plan
+from rl_cluster.cli.failures import log_failure
+from rl_cluster.config.check import check_config
+from rl_cluster.config.load import load_config
+from rl_cluster.config.machine import find_machine
+from rl_cluster.config.plan import Plan, make_plan
+from rl_cluster.config.run import RunConfig
+from rl_cluster.errors import BadInputError
+from rl_cluster.run_folder import (
+    RunFolder,
+    check_unused,
+    create_run_folder,
+    open_run_folder,
+    resolve_run_dir,
+    run_dir_of,
+)
+
+
+def train_command(config: str | None, overrides: Sequence[str], dry_run: bool, resume: Path | None) -> None:
+    """Check everything, then hand over to the assembly. Raises BadInputError or what the run raised."""
+    if resume is not None:
+        resolved, folder = _resumed(config, overrides, resume)
+    elif config is None:
+        raise BadInputError(
+            "give a recipe (train configs/quickstart.yaml) or a run to go on with (--resume RUN)."
+        )
+    else:
+        resolved, folder = resolve_run_dir(load_config(config, overrides)), None
+    plan = _checked_plan(resolved, source=config or str(resume))
+    if folder is None:
+        check_unused(run_dir_of(resolved))
+    if dry_run:
+        Console(soft_wrap=True, highlight=False).print(describe_plan(resolved, plan), markup=False)
+        return
+    from rl_cluster.assembly import train
+
+    folder = folder or create_run_folder(resolved)
+    try:
+        train(resolved, plan, resume=folder.path if resume is not None else None)
+    except BadInputError:
+        raise
+    except KeyboardInterrupt:
+        print(f"interrupted; with checkpoints (checkpoint.every) it goes on by: train --resume {folder.path}")
+        raise
+    except Exception as error:
+        raise log_failure(folder.log, error) from error
+
+
+def _resumed(config: str | None, overrides: Sequence[str], resume: Path) -> tuple[RunConfig, RunFolder]:
+    """The run's own configuration; overrides may change it (more steps, another machine)."""
+    folder = open_run_folder(resume)
+    words = [*([config] if config else []), *overrides]
+    for word in words:
+        if "=" not in word:
+            raise BadInputError(f"{word}: --resume takes the configuration of the run; leave the recipe out.")
+        if word.startswith("run.dir="):
+            raise BadInputError(f"{word}: a run goes on in its own folder; leave it out.")
+    return load_config(folder.config, [*words, f"run.dir={str(folder.path)!r}"]), folder
+
+
+def _checked_plan(config: RunConfig, source: str) -> Plan:
+    machine = find_machine(config.cluster)
+    check_config(config, machine, source)
+    return make_plan(config, machine)
+
+
+def eval_command(source: str, overrides: Sequence[str], dry_run: bool) -> None:
+    """A recipe, or a run folder, whose exported model is then evaluated."""
+    config = load_eval_config(source, overrides)
+    plan = _checked_plan(config, source)
+    if dry_run:
+        Console(soft_wrap=True, highlight=False).print(describe_plan(config, plan), markup=False)
+        return
+    from rl_cluster.assembly import evaluate
+
+    metrics = evaluate(config, plan)
+    for name, value in sorted(metrics.items()):
+        print(f"{name}: {value:.4f}")
+
+
+def load_eval_config(source: str, overrides: Sequence[str]) -> RunConfig:
+    """Of a run folder: its config with model.path set to what it exported."""
+    if not Path(source).is_dir():
+        return load_config(source, overrides)
+    folder = open_run_folder(source)
+    if not folder.model.is_dir():
+        raise BadInputError(
+            f"{source}: has no model folder, so its training has not ended. Resume it, or evaluate "
+            "another model with model.path=…"
+        )
+    exported = [f"model.path={str(folder.model)!r}", "model.scratch=null", "model.supervised=null"]
+    return load_config(folder.config, [*exported, *overrides])
+
+
+def plot_command(runs: Sequence[Path], out: Path, names: Sequence[str], title: str) -> None:
+    """Write one PNG from the metrics of several runs."""
+    from rl_cluster.metrics.curve import plot_runs
+
+    folders = [open_run_folder(run) for run in runs]
+    target = plot_runs(folders, out, names, title) if names else plot_runs(folders, out, title=title)
+    print(target)

@@ -1,0 +1,109 @@
+"""The glossary: every metric's name, unit and meaning. Names without comment are TRL's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """unit: "" for pure numbers. A name with capitals stands for several: rewards/NAME."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+GLOSSARY: tuple[Metric, ...] = (
+    Metric("eps", "episodes/s", "sequences trained per second of the step"),
+    Metric("episode", "episodes", "sequences trained so far"),
+    Metric("lr", "", "learning rate of the last update"),
+    Metric(
+        "objective/kl",
+        "nats",
+        "log π/reference at the drawn tokens, summed over a response, mean over the batch",
+    ),
+    Metric("objective/kl_coef", "", "the KL coefficient β in use"),
+    Metric(
+        "objective/entropy", "nats", "−log π of the drawn tokens, summed over a response, mean over the batch"
+    ),
+    Metric(
+        "objective/non_score_reward",
+        "",
+        "KL part of the reward per response: −β × KL where KL is in the reward",
+    ),
+    Metric("objective/rlhf_reward", "", "shaped score plus non-score reward, mean over the batch"),
+    Metric("objective/scores", "", "weighted sum of the scorers before shaping, mean over the batch"),
+    Metric("objective/scores_std", "", "the same, standard deviation over the batch"),
+    Metric(
+        "policy/approxkl_avg",
+        "nats",
+        "½ mean (log π − log π_old)² over the trained tokens: how far updates went",
+    ),
+    Metric("policy/clipfrac_avg", "", "share of trained tokens whose ratio the loss clipped"),
+    Metric(
+        "policy/entropy_avg", "nats", "entropy of the policy's distribution, mean over the trained tokens"
+    ),
+    Metric("loss/policy_avg", "", "policy loss, mean over the trained tokens"),
+    Metric("loss/value_avg", "", "value loss, mean over the trained tokens (with a critic)"),
+    Metric("val/clipfrac_avg", "", "share of trained tokens whose value was clipped (with a critic)"),
+    Metric("val/ratio", "", "π/π_old, mean over the trained tokens; near 1"),
+    Metric("val/ratio_var", "", "π/π_old, variance over the trained tokens"),
+    Metric("val/num_eos_tokens", "responses", "responses of the batch that ended with an end token"),
+    Metric("completions/mean_length", "tokens", "drawn tokens per response"),
+    Metric("completions/max_length", "tokens", "drawn tokens of the longest response"),
+    Metric("completions/truncated_fraction", "", "share of responses cut off at rollout.max_new_tokens"),
+    Metric("rewards/NAME", "", "the scorer's mean value over the batch, before its weight"),
+    Metric("rewards/NAME/PART", "", "a component that the scorer returned in a dict"),
+    Metric("eval/score_mean", "", "score on the held-out prompts, before shaping"),
+    Metric("eval/accuracy", "", "share of held-out samples with a score of at least eval.success_threshold"),
+    Metric("eval/mean_length", "tokens", "drawn tokens per held-out response"),
+    Metric("eval/pass@K", "", "unbiased estimate that at least one of K samples is correct"),
+    Metric("optim/grad_norm", "", "L2 norm of the gradient before clipping, of the last update"),
+    Metric(
+        "optim/skipped_updates", "updates", "updates of the step left out because a gradient was not finite"
+    ),
+    Metric("perf/step_seconds", "s", "from one step's metrics to the next"),
+    Metric("perf/wait_seconds", "s", "the learner waiting for experience"),
+    Metric("perf/generate_seconds", "s", "first group begun to last group generated, of the batch"),
+    Metric("perf/score_seconds", "s", "longest time from a generated group to its scores"),
+    Metric(
+        "perf/reference_seconds",
+        "s",
+        "longest time from a generated group to its reference log-probabilities",
+    ),
+    Metric("perf/train_seconds", "s", "forward passes, advantages and updates"),
+    Metric("perf/sync_seconds", "s", "publishing the weights to every engine, proof included"),
+    Metric("perf/sync_pause_seconds", "s", "longest time that an engine stood still for it"),
+    Metric("perf/generated_tokens_per_second", "tokens/s", "drawn tokens of the batch / generate_seconds"),
+    Metric(
+        "perf/trained_tokens_per_second", "tokens/s", "tokens of the batch, prompts included / train_seconds"
+    ),
+    Metric("async/lag_mean", "versions", "policy lag at the update, mean over the groups"),
+    Metric("async/lag_max", "versions", "greatest policy lag at the update"),
+    Metric(
+        "health/logprob_gap_mean",
+        "nats",
+        "|behaviour − proximal log-probability|, mean over the drawn tokens",
+    ),
+    Metric("health/logprob_gap_max", "nats", "the same, greatest"),
+    Metric("health/rss_bytes/WORKER", "bytes", "resident memory of a worker's process"),
+    Metric("ledger/STATE", "groups", "prompt groups in this state of the ledger"),
+)
+
+
+def describe(name: str) -> Metric | None:
+    """The entry of a metric as it is logged; `rewards/accuracy` is found as rewards/NAME."""
+    parts = name.split("/")
+    for metric in GLOSSARY:
+        pattern = metric.name.split("/")
+        if len(pattern) == len(parts) and all(_fits(p, part) for p, part in zip(pattern, parts, strict=True)):
+            return metric
+    return None
+
+
+def _fits(pattern: str, part: str) -> bool:
+    if pattern.isupper():
+        return bool(part)
+    stem = pattern.removesuffix("K")
+    return part == pattern or (stem != pattern and part.startswith(stem) and part[len(stem) :].isdigit())

@@ -1,0 +1,159 @@
+"""Where metrics go: one step's metrics in; a line of metrics.jsonl, TensorBoard events, W&B points out."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rl_cluster.config.run import RunConfig
+from rl_cluster.protocols import SampleRow
+from rl_cluster.run_folder import RunFolder
+
+Metrics = Mapping[str, float | None]
+
+
+class Sink(Protocol):
+    """A destination; `close` writes out what is left."""
+
+    def metrics(self, step: int, metrics: Metrics) -> None: ...
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """metrics.jsonl and samples.jsonl: one object per line, flushed, so that a killed run loses none.
+
+    On resume the steps after `last_step` are cut off: they will be trained again.
+    """
+
+    def __init__(self, folder: RunFolder, last_step: int | None = None) -> None:
+        if last_step is not None:
+            for path in (folder.metrics, folder.samples):
+                _truncate_after(path, last_step)
+        self._metrics = open(folder.metrics, "a", encoding="utf-8")
+        self._samples = open(folder.samples, "a", encoding="utf-8")
+
+    def metrics(self, step: int, metrics: Metrics) -> None:
+        values = {name: _finite(value) for name, value in metrics.items()}
+        print(json.dumps({"step": step, "time": time.time(), **values}), file=self._metrics, flush=True)
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        for row in rows:
+            line = {"step": step, "query": row.query, "response": row.response, "score": _finite(row.score)}
+            print(json.dumps(line, ensure_ascii=False), file=self._samples, flush=True)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._samples.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is None or math.isfinite(value) else None
+
+
+def _truncate_after(path: Path, last_step: int) -> None:
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError):  # the line that the crash cut short
+            break
+        if step <= last_step:
+            kept.append(line)
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+class TensorBoard:
+    """Event files through TensorBoard's own writer; torch is not needed."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+
+    def metrics(self, step: int, metrics: Metrics) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in metrics.items()
+            if value is not None
+        ]
+        self._write(step, Summary(value=values))
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+        head = "| query | model response | score |\n|---|---|---|\n"
+        body = "\n".join(f"| {_cell(r.query)} | {_cell(r.response)} | {r.score:.3f} |" for r in rows)
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype=DT_STRING, string_val=[(head + body).encode()], tensor_shape=shape)
+        text = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        self._write(step, Summary(value=[Summary.Value(tag="samples", metadata=text, tensor=tensor)]))
+
+    def _write(self, step: int, summary: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", "⏎")
+
+
+class WeightsAndBiases:
+    """The optional package wandb; config/check.py has made sure that it is installed."""
+
+    def __init__(self, project: str, config: RunConfig) -> None:
+        import wandb
+
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=project, name=config.run.name, config=config.model_dump(mode="json", by_alias=True)
+        )
+
+    def metrics(self, step: int, metrics: Metrics) -> None:
+        self._run.log({name: value for name, value in metrics.items() if value is not None}, step=step)
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        data = [[row.query, row.response, row.score] for row in rows]
+        table = self._wandb.Table(columns=["query", "model response", "score"], data=data)
+        self._run.log({"samples": table}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def open_sinks(config: RunConfig, folder: RunFolder, last_step: int | None = None) -> tuple[Sink, ...]:
+    """What the configuration asks for. last_step: of the checkpoint that a resumed run starts from."""
+    sinks: list[Sink] = [JsonLines(folder, last_step)]
+    if config.log.tensorboard:
+        sinks.append(TensorBoard(folder.tensorboard))
+    if config.log.wandb_project is not None:
+        sinks.append(WeightsAndBiases(config.log.wandb_project, config))
+    return tuple(sinks)
