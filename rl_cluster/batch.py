@@ -131,20 +131,25 @@ def plan_shards(
     units: Sequence[int],
     num_ranks: int,
     tokens_per_micro_batch: int,
+    groups: Sequence[int] | None = None,
 ) -> ShardPlan:
     """Spread `rows` over ranks and micro-batches.
 
     Units go, longest first, to the rank with the fewest tokens so far; within a rank, units of like
     length share micro-batches of at most `tokens_per_micro_batch` tokens (a longer unit stands alone).
-    Deterministic. lengths and units are indexed by row.
+    The rows of a group travel as one unit where that costs no balance, because the learner computes the
+    prompt that they share once per micro-batch. Deterministic. lengths, units, groups: indexed by row.
     """
-    members: dict[int, list[int]] = {}
+    members: dict[tuple[str, int], list[int]] = {}
+    joined = _joined_groups(lengths, rows, num_ranks, tokens_per_micro_batch, groups)
     for row in rows:
-        members.setdefault(int(units[row]), []).append(int(row))
+        together = groups is not None and int(groups[row]) in joined
+        key = ("group", int(groups[row])) if groups is not None and together else ("unit", int(units[row]))
+        members.setdefault(key, []).append(int(row))
     cost = {unit: sum(int(lengths[r]) for r in unit_rows) for unit, unit_rows in members.items()}
     by_length = sorted(members, key=lambda unit: (-cost[unit], unit))
     load = [0] * num_ranks
-    assigned: list[list[int]] = [[] for _ in range(num_ranks)]
+    assigned: list[list[tuple[str, int]]] = [[] for _ in range(num_ranks)]
     for unit in by_length:
         rank = min(range(num_ranks), key=lambda r: (load[r], r))
         assigned[rank].append(unit)
@@ -154,8 +159,28 @@ def plan_shards(
     return ShardPlan(tuple(tuple(batches + [()] * (most - len(batches))) for batches in per_rank))
 
 
+GROUPS_PER_RANK = 4
+"""Groups stay whole only where none has more than 1 / GROUPS_PER_RANK of a rank's share of the tokens."""
+
+
+def _joined_groups(
+    lengths: Sequence[int], rows: Sequence[int], num_ranks: int, budget: int, groups: Sequence[int] | None
+) -> set[int]:
+    if groups is None:
+        return set()
+    cost: dict[int, int] = {}
+    for row in rows:
+        cost[int(groups[row])] = cost.get(int(groups[row]), 0) + int(lengths[row])
+    share = sum(cost.values()) / num_ranks
+    limit = budget if num_ranks == 1 else min(budget, share / GROUPS_PER_RANK)
+    return {group for group, tokens in cost.items() if tokens <= limit}
+
+
 def _fill(
-    units: list[int], members: dict[int, list[int]], cost: dict[int, int], budget: int
+    units: list[tuple[str, int]],
+    members: dict[tuple[str, int], list[int]],
+    cost: dict[tuple[str, int], int],
+    budget: int,
 ) -> list[tuple[int, ...]]:
     batches: list[tuple[int, ...]] = []
     rows: list[int] = []

@@ -1,9 +1,9 @@
 """Sequences laid end to end go through a decoder without padding; attention never crosses a sequence.
 
 Enters: a decoder of transformers that was loaded with `attn_implementation=ATTENTION`, tokens [T] and the
-lengths of the sequences. Leaves: hidden states [T, hidden]. Linear layers see exactly T tokens; only inside
-attention are the sequences padded, in buckets of like length, so it costs the sum of squares of the
-lengths and not T².
+lengths of the sequences. Leaves: hidden states. Linear layers see no padding, and a prompt that several
+sequences begin with only once (U unique tokens instead of T); only inside attention are the sequences laid
+out one by one and padded, in buckets of like length, so it costs the sum of squares of the lengths, not T².
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class Bucket:
 class PackedLayout:
     """Where the sequences are; made once per micro-batch, used by every layer.
 
-    position_ids: int64 [1, T], 0 at the start of each sequence. cumulative: int32 [N + 1], their borders.
+    position_ids: int64 [1, U], 0 at the start of each sequence. cumulative: int32 [N + 1], their borders.
     restore: int64 [T], puts the buckets' tokens, laid end to end, back into packed order; None if they are.
+    unique: int64 [U], the places of the T tokens that the model computes, and expand: int64 [T], which of
+    the U each of the T is; both None where nothing is shared, and U is T.
     """
 
     lengths: tuple[int, ...]
@@ -57,10 +59,17 @@ class PackedLayout:
     cumulative: torch.Tensor
     buckets: tuple[Bucket, ...]
     restore: torch.Tensor | None
+    unique: torch.Tensor | None = None
+    expand: torch.Tensor | None = None
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedLayout:
-        """lengths: tokens per sequence, each at least 1."""
+    def of(
+        lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        shared_prefixes: Sequence[tuple[int, int]] | None = None,
+    ) -> PackedLayout:
+        """lengths: tokens per sequence, each at least 1. shared_prefixes: per sequence (leader, n): its first
+        n tokens are those of sequence `leader`, which comes before it or is the sequence itself."""
         sizes = torch.tensor(list(lengths), dtype=torch.int64)
         starts = torch.cumsum(sizes, 0) - sizes
         total = int(sizes.sum())
@@ -73,13 +82,42 @@ class PackedLayout:
             restore = torch.empty_like(order)
             restore[order] = torch.arange(total)
             restore = restore.to(device)
+        unique, expand = _sharing(shared_prefixes, starts, sizes)
+        if unique is not None and expand is not None:
+            positions, unique, expand = positions[unique], unique.to(device), expand.to(device)
         return PackedLayout(
             lengths=tuple(int(n) for n in lengths),
             position_ids=positions[None].to(device),
             cumulative=cumulative.to(device),
             buckets=tuple(_bucket(group, starts, sizes, device) for group in groups),
             restore=restore,
+            unique=unique,
+            expand=expand,
         )
+
+    def states_at(self, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """hidden: [U, D], as packed_hidden_states returns it; the states at `places` among the T tokens."""
+        return hidden.index_select(0, places if self.expand is None else self.expand[places])
+
+
+def _sharing(
+    shared_prefixes: Sequence[tuple[int, int]] | None, starts: torch.Tensor, sizes: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(unique [U], expand [T]), or nothing where no sequence leans on another."""
+    if shared_prefixes is None or all(leader == i for i, (leader, _) in enumerate(shared_prefixes)):
+        return None, None
+    total = int(sizes.sum())
+    source = torch.arange(total)
+    for index, (leader, shared) in enumerate(shared_prefixes):
+        if leader != index:
+            assert leader < index
+            assert shared <= min(int(sizes[leader]), int(sizes[index]))
+            begin, borrowed = int(starts[index]), int(starts[leader])
+            source[begin : begin + shared] = source[borrowed : borrowed + shared].clone()
+    unique = (source == torch.arange(total)).nonzero().flatten()
+    number = torch.empty_like(source)
+    number[unique] = torch.arange(len(unique))
+    return unique, number[source]
 
 
 def _groups_of_like_length(lengths: list[int]) -> list[list[int]]:
@@ -166,9 +204,11 @@ def packed_attention(
     if softcap is not None:
         raise BadInputError("model: attention with soft-capping cannot be packed; choose another model")
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    if packed.expand is not None:
+        queries, keys, values = (x.index_select(0, packed.expand) for x in (queries, keys, values))
     if _can_flash(queries, sliding_window):
         output = _flash(queries, keys, values, packed, dropout, scaling)
-        return output[None], None
+        return _only_unique(output, packed)[None], None
     outputs = [
         _bucket_attention(bucket, queries, keys, values, dropout, scaling, sliding_window)
         for bucket in packed.buckets
@@ -176,7 +216,11 @@ def packed_attention(
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if packed.restore is not None:
         output = _Take.apply(output, packed.restore)
-    return output[None], None
+    return _only_unique(output, packed)[None], None
+
+
+def _only_unique(output: torch.Tensor, packed: PackedLayout) -> torch.Tensor:
+    return output if packed.unique is None else _Take.apply(output, packed.unique)
 
 
 def _bucket_attention(
@@ -252,10 +296,12 @@ AttentionInterface.register(ATTENTION, packed_attention)
 def packed_hidden_states(
     decoder: torch.nn.Module, tokens: torch.Tensor, packed: PackedLayout
 ) -> torch.Tensor:
-    """Last hidden states, after the final norm: [T, hidden]. tokens: int64 [T].
+    """Last hidden states, after the final norm: [U, hidden]; read them with `packed.states_at`. tokens: int64 [T].
 
-    Entry t is the state after token t, from which token t + 1 is predicted.
+    The state at place t is the one after token t, from which token t + 1 is predicted.
     """
+    if packed.unique is not None:
+        tokens = tokens[packed.unique]
     output = decoder(
         input_ids=tokens[None],
         position_ids=packed.position_ids,

@@ -70,7 +70,7 @@ class PolicyModel(nn.Module):
         """tokens: int64 [T]. targets: int64 [A], places of the drawn tokens in the packed order; never the
         first of a sequence. temperature: the logits are divided by it, in float32."""
         hidden = packed_hidden_states(base_model(self.lm).get_decoder(), tokens, packed)
-        before = hidden.index_select(0, targets - 1)
+        before = packed.states_at(hidden, targets - 1)
         logprobs, entropy = self.logprob_head(before, tokens[targets], temperature)
         values = None if self.value_head is None else self.value_head(before)
         return logprobs, entropy, values
@@ -97,7 +97,7 @@ class CriticModel(nn.Module):
         """As PolicyModel.forward; temperature has no effect."""
         del temperature
         hidden = packed_hidden_states(self.trunk, tokens, packed)
-        values = self.value_head(hidden.index_select(0, targets - 1))
+        values = self.value_head(packed.states_at(hidden, targets - 1))
         zeros = torch.zeros_like(values)
         return zeros, zeros, values
 
