@@ -1,0 +1,1 @@
+"""Workers that take gradients: the only place that imports deepspeed."""

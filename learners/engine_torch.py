@@ -1,0 +1,104 @@
+"""Plain AdamW with float32 master weights, the model whole on every rank; the yardstick of the other engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from learners.engine import StepOutcome, build_adamw, parameter_groups
+from rl_cluster.config.run import OptimizerConfig
+
+BUCKET_NUMBERS = 1 << 24
+"""Gradients are summed over the ranks in buckets of about so many numbers."""
+
+
+class TorchEngine:
+    """One rank, or several that each hold everything and sum their gradients (what ZeRO calls stage 0)."""
+
+    def __init__(self, module: nn.Module, optimizer: OptimizerConfig, world_size: int = 1) -> None:
+        self.module = module
+        self._world_size = world_size
+        groups = parameter_groups(module, optimizer)
+        self._pairs: list[tuple[nn.Parameter, torch.Tensor]] = []
+        for group in groups:
+            masters = [p if p.dtype == torch.float32 else p.detach().float() for p in group["params"]]
+            self._pairs += zip(group["params"], masters, strict=True)
+            group["params"] = masters
+        self._optimizer = build_adamw(groups, optimizer)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.module(*inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        for parameter, master in self._pairs:
+            if parameter is not master and parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
+
+    def step(self, learning_rate: float, max_grad_norm: float) -> StepOutcome:
+        masters = [master for _, master in self._pairs]
+        self._sum_over_ranks(masters)
+        gradients = [master.grad for master in masters if master.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        skipped = not math.isfinite(norm)
+        if not skipped:
+            if max_grad_norm > 0:
+                torch.nn.utils.clip_grads_with_norm_(masters, max_grad_norm, torch.tensor(norm))
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+            self._copy_masters()
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepOutcome(norm, skipped)
+
+    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+        del parameters
+        return nullcontext()
+
+    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        return tuple(parameter.shape)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "masters": [master.detach() for _, master in self._pairs],
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for (_, master), saved in zip(self._pairs, state["masters"], strict=True):
+                master.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizer.zero_grad(set_to_none=True)
+        self._copy_masters()
+
+    def _copy_masters(self) -> None:
+        with torch.no_grad():
+            for parameter, master in self._pairs:
+                if parameter is not master:
+                    parameter.copy_(master)
+
+    def _sum_over_ranks(self, masters: list[torch.Tensor]) -> None:
+        for master in masters:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        if self._world_size == 1:
+            return
+        bucket: list[torch.Tensor] = []
+        for index, master in enumerate(masters):
+            assert master.grad is not None
+            bucket.append(master.grad)
+            if sum(g.numel() for g in bucket) >= BUCKET_NUMBERS or index == len(masters) - 1:
+                flat = torch.cat([g.flatten() for g in bucket])
+                dist.all_reduce(flat)
+                for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                    gradient.copy_(part.view_as(gradient))
+                bucket = []

@@ -1,0 +1,94 @@
+"""Some rows of a TokenBatch become the tensors of one packed forward pass and the constants of its loss.
+
+Legend: T packed tokens, A drawn tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rl_cluster.algorithms.inputs import LossInputs
+from rl_cluster.batch import TokenBatch
+from rl_cluster.modeling.packed import PackedLayout
+from rl_cluster.modeling.sharing import shared_prompts
+
+LOSS_COLUMNS = {
+    "behaviour_logprobs": "behaviour_logprobs",
+    "proximal_logprobs": "proximal_logprobs",
+    "reference_logprobs": "reference_logprobs",
+    "values": "old_values",
+    "advantages": "advantages",
+    "returns": "returns",
+}
+"""TokenBatch's column -> LossInputs' field."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """tokens: int64 [T]. targets: int64 [A], the drawn tokens' places among them. row: int64 [A].
+    places: int64 [A] numpy, the drawn tokens' places in the whole TokenBatch."""
+
+    tokens: torch.Tensor
+    packed: PackedLayout
+    targets: torch.Tensor
+    row: torch.Tensor
+    num_rows: int
+    places: np.ndarray
+
+    @staticmethod
+    def of(batch: TokenBatch, rows: Sequence[int], device: torch.device) -> MicroBatch:
+        """rows empty: a dummy sequence of one token without drawn ones, whose loss and gradient are 0."""
+        if not rows:
+            nothing = torch.zeros(0, dtype=torch.int64, device=device)
+            token = torch.zeros(1, dtype=torch.int64, device=device)
+            return MicroBatch(token, PackedLayout.of([1], device), nothing, nothing, 0, np.zeros(0, np.int64))
+        offsets = batch.offsets
+        lengths = [int(batch.lengths[row]) for row in rows]
+        index = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
+        tokens, mask = batch.tokens[index], batch.action_mask[index]
+        targets = np.flatnonzero(mask)
+        row_of_token = np.repeat(np.arange(len(rows)), lengths)
+        return MicroBatch(
+            tokens=_tensor(tokens.astype(np.int64), device),
+            packed=PackedLayout.of(lengths, device, shared_prompts(tokens, lengths, mask)),
+            targets=_tensor(targets, device),
+            row=_tensor(row_of_token[targets], device),
+            num_rows=len(rows),
+            places=index[targets],
+        )
+
+    def loss_inputs(
+        self,
+        batch: TokenBatch,
+        row_weights: np.ndarray,
+        output: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    ) -> LossInputs:
+        """row_weights: float64 [N], per row of the whole batch; the batch's own `weights` take precedence."""
+        device = self.tokens.device
+        weights = row_weights[batch.row_of_token[self.places]] if batch.weights is None else batch.weights[self.places]
+        constants = {
+            name: None if getattr(batch, column) is None else _floats(getattr(batch, column)[self.places], device)
+            for column, name in LOSS_COLUMNS.items()
+        }
+        logprobs, entropy, values = output
+        return LossInputs(
+            row=self.row,
+            num_rows=self.num_rows,
+            logprobs=logprobs,
+            weights=_floats(weights, device),
+            entropy=entropy,
+            values=values,
+            **constants,
+        )
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def _floats(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return _tensor(array.astype(np.float32), device)

@@ -1,0 +1,231 @@
+"""One rank of a learner, without Ray: batches go in, gradients and per-token outputs come out.
+
+Collective calls (forward_part, forward_backward, optim_step, save, load, export, weight_groups) must be made
+on every rank of the group in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from learners.engine import Engine
+from learners.engine_torch import TorchEngine
+from learners.export import export_model
+from learners.micro_batch import MicroBatch
+from learners.schedule import learning_rate
+from learners.spec import LearnerSpec
+from learners.state_files import check_manifest, read_rank_state, write_manifest, write_rank_state
+from learners.weight_groups import WeightMetadata, weight_groups, weight_metadata
+from rl_cluster.algorithms.table import LossStep, compute_loss
+from rl_cluster.batch import TokenBatch
+from rl_cluster.modeling.load import load_critic, load_policy
+from rl_cluster.modeling.policy import CriticModel, PolicyModel
+from rl_cluster.protocols import ForwardOutput, OptimParams, OptimResult
+
+MicroBatches = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class ForwardPart:
+    """One rank's share of a ForwardOutput: float32 [A], and where its tokens are in the batch, int64 [A]."""
+
+    places: np.ndarray
+    logprobs: np.ndarray
+    entropy: np.ndarray
+    values: np.ndarray | None
+
+
+class LearnerRank:
+    """Holds the model and its engine. With several ranks torch.distributed must be initialised before."""
+
+    def __init__(self, spec: LearnerSpec, rank: int = 0, world_size: int = 1) -> None:
+        if spec.num_threads is not None:
+            torch.set_num_threads(spec.num_threads)
+        self.spec, self.rank, self.world_size = spec, rank, world_size
+        self.device = torch.device(spec.device)
+        torch.manual_seed(spec.seed + rank)
+        self.model = _load_model(spec).to(self.device)
+        self.engine = _build_engine(self.model, spec, world_size)
+        self._updates = 0
+        self._pending_backwards = 0
+        self._warm_up()
+
+    def forward_part(self, batch: TokenBatch, micro_batches: MicroBatches, reference: bool) -> ForwardPart:
+        """Outputs of the rows in `micro_batches`; reference: with the adapters switched off."""
+        self.model.eval()
+        parts = []
+        with torch.no_grad():
+            for rows in micro_batches:
+                micro = MicroBatch.of(batch, rows, self.device)
+                if reference:
+                    with self.model.reference():
+                        parts.append((micro.places, self._run(micro, self.spec.temperature)))
+                else:
+                    parts.append((micro.places, self._run(micro, self.spec.temperature)))
+        with_values = self.spec.critic != "none" and not reference
+        return ForwardPart(
+            places=_joined([places for places, _ in parts], np.int64),
+            logprobs=_joined([output[0].cpu().numpy() for _, output in parts]),
+            entropy=_joined([output[1].cpu().numpy() for _, output in parts]),
+            values=_joined([output[2].cpu().numpy() for _, output in parts]) if with_values else None,
+        )
+
+    def assemble(self, num_tokens: int, *parts: ForwardPart) -> ForwardOutput:
+        """Parts of all ranks become one output in the order of the batch, 0 where not an action."""
+        places = np.concatenate([part.places for part in parts])
+
+        def spread(columns: list[np.ndarray]) -> np.ndarray:
+            result = np.zeros(num_tokens, dtype=np.float32)
+            result[places] = np.concatenate(columns)
+            return result
+
+        values = [part.values for part in parts if part.values is not None]
+        return ForwardOutput(
+            logprobs=spread([part.logprobs for part in parts]),
+            entropy=spread([part.entropy for part in parts]),
+            values=spread(values) if values else None,
+        )
+
+    def forward_backward(
+        self, batch: TokenBatch, micro_batches: MicroBatches, row_weights: np.ndarray, step: LossStep
+    ) -> dict[str, float]:
+        """Add this rank's part of the gradient; returns its part of the metrics (sums and extremes).
+
+        row_weights: float64 [N], over the rows of the whole batch. An empty micro-batch adds nothing.
+        """
+        self.model.train()
+        totals: dict[str, float] = {}
+        for rows in micro_batches:
+            micro = MicroBatch.of(batch, rows, self.device)
+            output = self._run(micro, step.temperature)
+            # Every output takes part, at weight 0, so that every parameter gets a gradient on every rank.
+            loss = sum((x.sum() * 0.0 for x in output if x is not None), start=torch.zeros((), device=self.device))
+            if len(micro.places) > 0:
+                result = compute_loss(step, micro.loss_inputs(batch, row_weights, output))
+                loss = loss + result.loss
+                add_metrics(totals, result.metrics)
+            self.engine.backward(loss)
+            self._pending_backwards += 1
+        return totals
+
+    def optim_step(self, params: OptimParams) -> OptimResult:
+        """Update with the accumulated gradient; a gradient that is not finite changes nothing."""
+        assert self._pending_backwards > 0, "optim_step without a forward_backward before it"
+        rate = params.learning_rate
+        if rate is None:
+            rate = learning_rate(self.spec.optimizer, self._updates, self.spec.total_steps)
+        max_norm = self.spec.optimizer.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
+        outcome = self.engine.step(rate, max_norm)
+        self._pending_backwards = 0
+        self._updates += not outcome.skipped
+        return OptimResult(self._updates, rate, outcome.grad_norm, outcome.skipped)
+
+    def save(self, folder: Path) -> None:
+        """This rank's rank-R.pt; rank 0 also learner.json. Accumulated gradients are not saved."""
+        write_rank_state(
+            folder,
+            self.rank,
+            {"engine": self.engine.state(), "updates": self._updates, "random": self._random_state()},
+        )
+        if self.rank == 0:
+            write_manifest(folder, self._layout() | {"updates": self._updates})
+
+    def load(self, folder: Path) -> None:
+        """Continue bit for bit where `save` was called. Raises CheckpointError."""
+        check_manifest(folder, self._layout())
+        state = read_rank_state(folder, self.rank)
+        self.engine.load_state(state["engine"])
+        self._updates = state["updates"]
+        torch.set_rng_state(state["random"]["cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
+
+    def export(self, folder: Path) -> None:
+        """A Hugging Face folder, or a peft adapter under LoRA; without tokenizer and card."""
+        export_model(self.model, self.weight_groups(), self.engine, folder, writes=self.rank == 0)
+
+    def weight_groups(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """(name, whole tensor) of each layer group in turn; see learners/weight_groups.py. Collective."""
+        return weight_groups(self.model, self.engine)
+
+    def weight_metadata(self) -> list[WeightMetadata]:
+        """Names, shapes and dtypes of what weight_groups yields, in its order. Not collective."""
+        return weight_metadata(self.model, self.engine)
+
+    def compute(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a pure, importable function here."""
+        return function(*args)
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call function(this rank, *args): for what works on the weights, such as publishing them."""
+        return function(self, *args)
+
+    def _run(self, micro: MicroBatch, temperature: float) -> Any:
+        return self.engine.forward(micro.tokens, micro.packed, micro.targets, temperature)
+
+    def _warm_up(self) -> None:
+        """One forward pass: ZeRO-3 learns the order of the modules before anybody gathers parameters."""
+        self.model.eval()
+        with torch.no_grad():
+            self.engine.forward(*_dummy(self.device))
+
+    def _random_state(self) -> dict[str, torch.Tensor]:
+        state = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def _layout(self) -> dict[str, Any]:
+        spec = self.spec
+        return {
+            "world_size": self.world_size,
+            "engine": spec.engine,
+            "zero_stage": spec.zero_stage,
+            "dtype": spec.dtype,
+            "critic": spec.critic,
+            "lora_rank": None if spec.lora is None else spec.lora.rank,
+        }
+
+
+def add_metrics(totals: dict[str, float], part: dict[str, float]) -> None:
+    """Sums are added; what ends in `_max` takes the larger."""
+    for name, value in part.items():
+        if name.endswith("_max"):
+            totals[name] = max(totals.get(name, value), value)
+        else:
+            totals[name] = totals.get(name, 0.0) + value
+
+
+def _load_model(spec: LearnerSpec) -> PolicyModel | CriticModel:
+    common: dict[str, Any] = {
+        "dtype": spec.dtype,
+        "gradient_checkpointing": spec.gradient_checkpointing,
+        "trust_remote_code": spec.trust_remote_code,
+        "seed": spec.seed,
+    }
+    if spec.critic == "separate":
+        return load_critic(spec.model_path, **common)
+    return load_policy(spec.model_path, value_head=spec.critic == "shared", lora=spec.lora, **common)
+
+
+def _build_engine(model: PolicyModel | CriticModel, spec: LearnerSpec, world_size: int) -> Engine:
+    if spec.engine == "torch" or spec.zero_stage == 0:
+        return TorchEngine(model, spec.optimizer, world_size)
+    from learners.engine_deepspeed import DeepSpeedEngine  # takes seconds to import
+
+    return DeepSpeedEngine(model, spec, world_size)
+
+
+def _dummy(device: torch.device) -> tuple[Any, ...]:
+    micro = MicroBatch.of(None, (), device)  # type: ignore[arg-type]
+    return micro.tokens, micro.packed, micro.targets, 1.0
+
+
+def _joined(columns: list[np.ndarray], dtype: Any = np.float32) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *columns]).astype(dtype)
