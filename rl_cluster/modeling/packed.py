@@ -296,7 +296,7 @@ AttentionInterface.register(ATTENTION, packed_attention)
 def packed_hidden_states(
     decoder: torch.nn.Module, tokens: torch.Tensor, packed: PackedLayout
 ) -> torch.Tensor:
-    """Last hidden states, after the final norm: [U, hidden]; read them with `packed.states_at`. tokens: int64 [T].
+    """Last hidden states after the final norm, [U, hidden], for `packed.states_at`. tokens: int64 [T].
 
     The state at place t is the one after token t, from which token t + 1 is predicted.
     """

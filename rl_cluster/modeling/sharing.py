@@ -1,4 +1,4 @@
-"""Which sequences of a micro-batch begin with the same prompt: tokens in, the argument of PackedLayout.of out."""
+"""Which sequences of a micro-batch begin with the same prompt, as PackedLayout.of wants to know it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rl_cluster.modeling.sharing import shared_prompts
 
 
 def make_rows() -> tuple[np.ndarray, list[int], np.ndarray]:
-    """Three samples of one prompt (5 tokens), one of another, one of a prompt that is a prefix of the first."""
+    """Three samples of one prompt, one of another, one of a prompt that is a prefix of the first."""
     generator = np.random.default_rng(0)
     prompt_a, prompt_b = generator.integers(3, 30, 5), generator.integers(3, 30, 4)
     rows, masks = [], []
