@@ -1,4 +1,4 @@
-"""Ray workers that hold a reward-model checkpoint: groups in, Scores or ScoreFailures out; how to start them."""
+"""Ray workers that hold a reward-model checkpoint: groups in, scores or failures out; how to start them."""
 
 from __future__ import annotations
 

@@ -199,7 +199,9 @@ class RayScorer:
             self._replace(slot)
             self._fail(tickets, "died", f"worker {slot.name} died: {error}")
         except ObjectLostError as error:
-            raise WorkerDiedError("holder of a group", f"the group is lost before it was scored: {error}") from error
+            raise WorkerDiedError(
+                "holder of a group", f"the group is lost before it was scored: {error}"
+            ) from error
         else:
             for ticket, answer in zip(tickets, answers, strict=True):
                 _settle(ticket, answer)
@@ -207,7 +209,9 @@ class RayScorer:
     def _missed_deadline(self, slot: _Slot, tickets: list[_Ticket]) -> None:
         if len(tickets) == 1:
             seconds = self.limits.timeout_seconds
-            self._fail(tickets, "timeout", f"no answer within {seconds:g} s; worker {slot.name} was restarted")
+            self._fail(
+                tickets, "timeout", f"no answer within {seconds:g} s; worker {slot.name} was restarted"
+            )
             return
         for ticket in tickets:
             ticket.alone = True

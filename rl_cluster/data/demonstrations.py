@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rl_cluster.batch import TokenBatch
-from rl_cluster.data.encode import special_tokens
+from rl_cluster.data.encode import special_tokens, unknown_characters
 from rl_cluster.data.randomness import hash_bits, permutation
 from rl_cluster.errors import BadInputError
 from rl_cluster.trajectory import Prompt
@@ -32,7 +32,8 @@ def demonstrations(
     num_wrong = len(prompts) - round(correct_fraction * len(prompts))
     for index in permutation(len(prompts), "wrong answers", seed)[:num_wrong]:
         answers[index] = wrong_answer(answers[index], seed, prompts[index].prompt_id)
-    responses = [tokenizer(answer, add_special_tokens=False)["input_ids"] + [eos] for answer in answers]
+    pairs = zip(answers, prompts, strict=True)
+    responses = [[*_encode(answer, prompt, tokenizer), eos] for answer, prompt in pairs]
     return _batch([prompt.tokens for prompt in prompts], responses)
 
 
@@ -72,6 +73,16 @@ def _answer(prompt: Prompt, answer_key: str) -> str:
             f"(found {answer!r:.40}). Give the data an answer column, or leave model.supervised out."
         )
     return str(answer)
+
+
+def _encode(answer: str, prompt: Prompt, tokenizer: Any) -> list[int]:
+    ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+    if unknown := unknown_characters(tokenizer, answer, ids):
+        raise BadInputError(
+            f"model.supervised: {prompt.prompt_id} has the answer {answer!r:.40}, and the tokenizer does not "
+            f"know {unknown}. Add it to model.scratch.alphabet, or correct the answer."
+        )
+    return ids
 
 
 def _batch(prompts: Sequence[np.ndarray], responses: Sequence[Sequence[int]]) -> TokenBatch:

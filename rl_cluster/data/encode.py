@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,8 @@ def encode_prompt(tokenizer: Any, prompt: Any) -> tuple[str, np.ndarray]:
         )
     if not ids:
         raise UnusablePromptError(f"the prompt {text!r:.60} has no tokens")
-    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-        raise UnusablePromptError(f"the prompt {text!r:.60} has characters that the tokenizer does not know")
+    if unknown := unknown_characters(tokenizer, text, ids):
+        raise UnusablePromptError(f"the tokenizer does not know {unknown} in the prompt {text!r:.60}")
     return text, np.array(ids, dtype=np.int32)
 
 
@@ -73,6 +74,20 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     while ids and not closes and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
         ids.pop()
     return ids
+
+
+def unknown_characters(tokenizer: Any, text: str, ids: Sequence[int]) -> str:
+    """The characters of `text` that its token ids have lost, quoted; "" if there are none.
+
+    White space of any kind counts as one character; case and compatibility forms may change.
+    """
+    lost = _characters(text.strip()) - _characters(tokenizer.decode(ids))
+    return ", ".join(map(repr, sorted(lost)))
+
+
+def _characters(text: str) -> set[str]:
+    normal = unicodedata.normalize("NFKC", text).casefold()
+    return {" " if character.isspace() else character for character in normal}
 
 
 def _checked_text(text: Any, what: str) -> str:

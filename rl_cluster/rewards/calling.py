@@ -118,8 +118,8 @@ def _read_group(name: str, rows: list[Any], seconds: float) -> Outcome:
         return _read_dicts(name, rows, seconds)
     try:
         values = _floats(rows)
-    except TypeError as error:
-        return ScoreFailure(name, "raised", f"returned a wrong type: {error}")
+    except (TypeError, OverflowError) as error:
+        return ScoreFailure(name, "raised", f"returned what is no score: {error}")
     return _finite(Scores(name, values, seconds=seconds))
 
 
@@ -131,8 +131,8 @@ def _read_dicts(name: str, rows: list[Mapping[str, Any]], seconds: float) -> Out
             return ScoreFailure(name, "raised", message if keys else "returned an empty dict")
     try:
         components = {str(key): _floats([row[key] for row in rows]) for key in keys}
-    except TypeError as error:
-        return ScoreFailure(name, "raised", f"returned a wrong type: {error}")
+    except (TypeError, OverflowError) as error:
+        return ScoreFailure(name, "raised", f"returned what is no score: {error}")
     values = components["score"] if "score" in components else np.sum(list(components.values()), axis=0)
     return _finite(Scores(name, values, components, seconds))
 

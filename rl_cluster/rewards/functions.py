@@ -3,7 +3,6 @@
 They have the signature of a user's own function, `f(prompts, responses, metadata, **options)`.
 """
 
-# ruff: noqa: ARG001 — every scorer takes prompts, responses and metadata, whether it needs them or not
 from __future__ import annotations
 
 import json

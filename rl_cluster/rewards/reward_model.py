@@ -42,7 +42,7 @@ class RewardModel:
         longest = max(len(sequence) for sequence in sequences)
         if self._max_positions is not None and longest > self._max_positions:
             raise ValueError(
-                f"a response with its prompt has {longest} tokens, the reward model takes {self._max_positions}"
+                f"prompt and response have {longest} tokens, the reward model takes {self._max_positions}"
             )
         return sequences
 
@@ -133,8 +133,8 @@ def check_reward_model(path: str) -> None:
     architectures = config.architectures or []
     if architectures and not any(name.endswith("ForSequenceClassification") for name in architectures):
         raise BadInputError(
-            f"rewards.scorers.path={path!r}: not a sequence-classification checkpoint but {architectures[0]}. "
-            "Give a checkpoint saved by AutoModelForSequenceClassification."
+            f"rewards.scorers.path={path!r}: not a sequence-classification checkpoint but "
+            f"{architectures[0]}. Give a checkpoint saved by AutoModelForSequenceClassification."
         )
 
 
