@@ -46,12 +46,11 @@ def _unknown_key(place: Place, value: Any, model: type[BaseModel]) -> Problem:
     known = list(keys(place.section))
     close = nearest(word, known)
     elsewhere = sorted((p for p in paths(model) if p.split(".")[-1] == word), key=len)
-    if close is not None:
-        remedy = f"Did you mean {prefix}{close}?"
-    elif place.path in elsewhere:
+    if place.path in elsewhere:
         remedy = f"It belongs to another choice of {'.'.join(parents)}. Known here: {', '.join(known)}."
-    elif elsewhere:
-        remedy = f"Did you mean {' or '.join(elsewhere)}?"
+    elif close is not None or elsewhere:
+        meant = [f"{prefix}{close}"] if close is not None else []
+        remedy = f"Did you mean {' or '.join([*meant, *elsewhere])}?"
     else:
         remedy = f"Known here: {', '.join(known)}."
     return Problem(place.path, value, "unknown key", remedy)

@@ -34,7 +34,7 @@ def model_folder_exists(config: RunConfig, machine: Machine) -> Iterator[Problem
 
 def folder_problems(field: str, path: str) -> Iterator[Problem]:
     """Problems of a path that names a local model folder; a hub name (`owner/name`) has none here."""
-    folder = Path(path).expanduser()
+    folder = Path(path or "/no/name").expanduser()
     if folder.is_file():
         yield Problem(field, path, "is a file", "Give the folder that holds config.json and the weights.")
     elif folder.is_dir():

@@ -1,0 +1,279 @@
+"""The plan: derived counts, placement and memory, against numbers worked out by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rl_cluster.config.check import check_config
+from rl_cluster.config.load import apply_override, load_config, parse_config
+from rl_cluster.config.machine import GIB, Machine, find_machine
+from rl_cluster.config.memory import LOGITS_IN_CHUNK, LearnerSizes, activation_bytes, learner_memory
+from rl_cluster.config.model_shape import ModelShape, find_shape
+from rl_cluster.config.plan import make_plan
+from rl_cluster.config.run import ClusterConfig, ModelConfig, ScratchModel
+
+LAPTOP = Machine(cores=2, memory=24 * GIB, gpus=0, gpu_memory=0)
+SERVER = Machine(cores=32, memory=256 * GIB, gpus=0, gpu_memory=0)
+EIGHT_GPUS = Machine(cores=96, memory=1024 * GIB, gpus=8, gpu_memory=80 * GIB)
+BASE = {
+    "model": {"scratch": {}},
+    "data": {"train": {"source": "addition"}},
+    "rewards": {"scorers": [{"kind": "exact_match"}]},
+}
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHAPE = ModelShape(
+    num_parameters=1000,
+    num_layers=3,
+    hidden_size=8,
+    intermediate_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=2,
+    vocab_size=50,
+    max_positions=64,
+    source="test",
+)
+
+
+def plan_of(machine, *overrides):
+    data = BASE
+    for override in overrides:
+        data = apply_override(data, override)
+    config = parse_config(data)
+    check_config(config, machine)
+    return make_plan(config, machine)
+
+
+def test_derived_counts_follow_from_the_three_knobs():
+    plan = plan_of(
+        LAPTOP,
+        "batch={prompts_per_step: 12, samples_per_prompt: 4, tokens_per_micro_batch: 64}",
+        "algorithm={name: ppo, num_epochs: 3, num_mini_batches: 2}",
+        "rollout.max_new_tokens=10",
+        "learner.num_ranks=2",
+        "run.steps=5",
+    )
+    d = plan.derived
+    # 12 × 4 = 48 sequences; 3 epochs × 2 mini-batches = 6 updates of 24; "99+99=" is 6 tokens, 6 + 10 = 16;
+    # 12 sequences a rank, 64 // 16 = 4 a micro-batch, so 3 micro-batches.
+    assert (d.groups_per_step, d.sequences_per_step) == (12, 48)
+    assert (d.updates_per_step, d.sequences_per_update) == (6, 24)
+    assert (d.total_updates, d.total_sequences) == (30, 240)
+    assert (d.max_prompt_tokens, d.max_sequence_tokens) == (6, 16)
+    assert (d.max_generated_tokens_per_step, d.max_tokens_per_step) == (480, 768)
+    assert (d.micro_batch_tokens, d.max_micro_batches_per_update) == (64, 3)
+    assert plan.critic == "shared"
+    assert plan.reference == "worker"
+
+
+def test_roles_that_take_turns_may_each_use_all_cores():
+    plan = plan_of(SERVER, "rollout.num_workers=4", "learner.num_ranks=2", "algorithm={name: rloo}")
+    threads = {role: [w.threads for w in plan.of(role)] for role in ("rollout", "learner", "reference")}
+    assert threads == {"rollout": [8] * 4, "learner": [16] * 2, "reference": [16]}
+    assert sum(w.num_cpus for w in plan.workers) <= 32
+
+
+def test_asynchronous_roles_share_the_cores():
+    plan = plan_of(SERVER, "rollout.num_workers=4", "learner.num_ranks=2", "async.max_policy_lag=1")
+    assert [w.threads for w in plan.of("rollout")] == [4] * 4
+    assert [w.threads for w in plan.of("learner")] == [8] * 2
+    assert not plan.synchronous
+    assert plan.advice == ()
+
+
+def test_claims_always_fit_the_machine():
+    plan = plan_of(LAPTOP, "rollout.num_workers=2", "learner.num_ranks=2", "algorithm={name: ppo}")
+    assert [w.name for w in plan.workers] == [
+        "learner-0",
+        "learner-1",
+        "rollout-0",
+        "rollout-1",
+        "reference-0",
+    ]
+    assert sum(w.num_cpus for w in plan.workers) <= 2
+
+
+def test_cpus_per_worker_is_obeyed():
+    plan = plan_of(SERVER, "cluster.cpus_per_worker=3")
+    assert {w.threads for w in plan.workers} == {3}
+
+
+def test_too_many_busy_threads_are_advised_against():
+    plan = plan_of(LAPTOP, "rollout.num_workers=2", "async.max_policy_lag=1")
+    assert "3 threads of engines and learner" in plan.advice[0]
+
+
+def test_without_kl_there_is_no_reference_and_under_lora_no_copy_of_it():
+    assert plan_of(LAPTOP).reference == "none"
+    assert plan_of(LAPTOP).of("reference") == ()
+    lora = plan_of(LAPTOP, "model.lora={}", "algorithm={name: grpo, kl: {coef: 0.1}}")
+    assert lora.reference == "adapter_off"
+    assert lora.of("reference") == ()
+    assert lora.adapters_only
+
+
+def test_roles_get_gpus_of_their_own():
+    plan = plan_of(
+        EIGHT_GPUS,
+        "learner.num_ranks=3",
+        "rollout={num_workers: 2, tensor_parallel_size: 2}",
+        "algorithm={name: ppo, critic: {separate: true}}",
+    )
+    gpus = {w.name: w.gpus for w in plan.workers}
+    assert gpus == {
+        "learner-0": (0,),
+        "learner-1": (1,),
+        "learner-2": (2,),
+        "rollout-0": (3, 4),
+        "rollout-1": (5, 6),
+        "reference-0": (7,),
+        "critic-0": (0,),
+        "critic-1": (1,),
+        "critic-2": (2,),
+    }
+    claims = {w.name: w.num_gpus for w in plan.workers}
+    assert claims["learner-0"] == claims["critic-0"] == 0.5
+    assert claims["rollout-0"] == 2
+    assert plan.sync_backend == "nccl"
+    assert plan.critic == "separate"
+
+
+def test_an_engine_does_not_cross_machines():
+    two = Machine(cores=32, memory=256 * GIB, gpus=4, gpu_memory=80 * GIB, num_nodes=2)
+    plan = plan_of(two, "learner.num_ranks=3", "rollout={num_workers: 2, tensor_parallel_size: 2}")
+    assert [(w.node, w.gpus) for w in plan.of("rollout")] == [(1, (0, 1)), (1, (2, 3))]
+
+
+def test_colocated_engines_lie_over_the_learner():
+    plan = plan_of(
+        EIGHT_GPUS,
+        "cluster.colocate=true",
+        "learner.num_ranks=4",
+        "rollout={num_workers: 2, tensor_parallel_size: 2}",
+    )
+    assert [w.gpus for w in plan.of("learner")] == [(0,), (1,), (2,), (3,)]
+    assert [w.gpus for w in plan.of("rollout")] == [(0, 1), (2, 3)]
+    assert [w.num_gpus for w in plan.of("learner")] == [0.5] * 4
+    assert plan.sync_backend == "ipc"
+
+
+def test_adapters_on_a_shared_gpu_travel_by_gloo():
+    plan = plan_of(EIGHT_GPUS, "cluster.colocate=true", "model.lora={}")
+    assert plan.sync_backend == "gloo"
+
+
+def test_learner_memory_is_that_of_the_zero_paper():
+    sizes = LearnerSizes(
+        trained=1000,
+        dtype="bfloat16",
+        zero_stage=2,
+        num_ranks=4,
+        micro_batch_tokens=10,
+        gradient_checkpointing=False,
+        offload_optimizer=False,
+    )
+    parts = dict(learner_memory(SHAPE, sizes, on_gpu=True).parts)
+    # 2 bytes × 1000 whole; gradients and the 12 bytes of Adam over 4 ranks;
+    # 17 × 2 bytes × 10 tokens × 8 × 3 layers, and 3 × 4 bytes × 10 × 50 logits.
+    assert parts == {"weights": 2000, "gradients": 500, "optimizer": 3000, "activations": 8160 + 6000}
+
+
+def test_checkpointing_keeps_one_layer_and_the_borders_of_the_others():
+    assert activation_bytes(SHAPE, 10, 2, checkpointing=True) == 2 * 10 * 8 * 3 + 17 * 2 * 10 * 8
+
+
+def test_the_chunk_of_logits_is_the_one_that_the_learner_uses():
+    from rl_cluster.modeling.token_logprobs import CHUNK_ELEMENTS
+
+    assert LOGITS_IN_CHUNK == CHUNK_ELEMENTS
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_counted_as_transformers_counts_them(tmp_path, tied):
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=90,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        expected = sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
+    shape = find_shape(ModelConfig(path=str(tmp_path)))
+    assert shape is not None
+    assert shape.num_parameters == expected
+    assert shape.kv_values_per_token == 2 * 3 * 2 * 8
+
+
+def test_stored_weights_are_counted_from_their_headers(tmp_path):
+    values = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    save_file({"a": np.zeros((3, 5), np.float16), "b": np.zeros(7, np.float32)}, tmp_path / "m.safetensors")
+    shape = find_shape(ModelConfig(path=str(tmp_path)))
+    assert shape is not None
+    assert shape.num_parameters == 22
+
+
+def test_lora_parameters_are_counted_as_peft_counts_them():
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    scratch = ScratchModel(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4)
+    shape = find_shape(ModelConfig(scratch=scratch))
+    config = Qwen2Config(
+        vocab_size=20,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    model = get_peft_model(Qwen2ForCausalLM(config), LoraConfig(r=5, target_modules="all-linear"))
+    assert shape is not None
+    assert shape.lora_parameters(5) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_a_hub_name_that_is_not_here_is_judged_by_its_name():
+    shape = find_shape(ModelConfig(path="owner/Model-7B-Instruct"))
+    assert shape is not None
+    assert shape.num_parameters == 7_000_000_000
+    assert "not on this machine" in shape.source
+    assert find_shape(ModelConfig(path="owner/mystery")) is None
+
+
+def test_the_machine_of_the_configuration_replaces_the_one_here():
+    machine = find_machine(
+        ClusterConfig(num_nodes=3, num_gpus_per_node=4, num_cpus_per_node=64, gpu_memory_gib=141.0)
+    )
+    assert (machine.total_gpus, machine.total_cores, machine.gpu_memory) == (12, 192, 141 * GIB)
+    assert find_machine(ClusterConfig(device="cpu", num_gpus_per_node=4)).gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "nodes", "expected"),
+    [
+        ("gpu_1_colocated", 1, 1, {"learner": 1, "rollout": 1, "reference": 0}),
+        ("gpu_8_disaggregated", 8, 1, {"learner": 4, "rollout": 3, "reference": 1}),
+        ("gpu_2x8_7b", 8, 2, {"learner": 8, "rollout": 8, "reference": 0}),
+    ],
+)
+def test_gpu_recipes_fit_the_machines_they_are_for(recipe, gpus, nodes, expected):
+    config = load_config(
+        CONFIGS / f"{recipe}.yaml", [f"cluster.num_gpus_per_node={gpus}", "cluster.num_cpus_per_node=64"]
+    )
+    machine = find_machine(config.cluster)
+    assert machine.num_nodes == nodes
+    check_config(config, machine)
+    plan = make_plan(config, machine)
+    assert {role: len(plan.of(role)) for role in expected} == expected
+    assert plan.device == "cuda"
+    assert plan.advice == ()
