@@ -1,0 +1,45 @@
+"""What runs inside vLLM's own processes: registers the gloo weight-transfer engine, adds worker methods.
+
+`register` is the entry point `rl_cluster_gloo` of `vllm.general_plugins`. The worker extension registers
+too, so that a checkout that is not installed works as well.
+"""
+
+from __future__ import annotations
+
+BACKEND = "gloo"
+
+
+def register() -> None:
+    """Make `WeightTransferConfig(backend="gloo")` known; may be called any number of times."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "actors.weight_receiver", "GlooWeightTransferEngine"
+        )
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker class (`worker_extension_cls`); called by collective_rpc."""
+
+    def abandon_weight_update(self) -> None:
+        """Put the model's tensors back in order after an update broke off, so that the next can begin.
+
+        The weights are then a mixture: the engine must not serve until a complete update.
+        """
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        receiver = self.weight_transfer_engine  # type: ignore[attr-defined]
+        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+            finalize_layerwise_reload(receiver.model, receiver.model_config)
+        self._weight_update_active = False
+
+    def memory_bytes(self) -> int:
+        """Resident memory of this worker process."""
+        import psutil
+
+        return psutil.Process().memory_info().rss
+
+
+register()
