@@ -97,7 +97,10 @@ def test_help_lists_the_commands():
 
 
 def test_importing_the_package_is_light():
-    program = "import sys, rl_cluster; print(sorted({'torch', 'vllm', 'ray', 'deepspeed', 'numpy'} & set(sys.modules)))"
+    program = (
+        "import sys, rl_cluster\n"
+        "print(sorted({'torch', 'vllm', 'ray', 'deepspeed', 'numpy'} & set(sys.modules)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )

@@ -77,7 +77,8 @@ def test_the_console_follows_the_terminal(monkeypatch):
 
 def test_every_metric_of_trl_is_in_the_glossary():
     names = {metric.name for metric in GLOSSARY}
-    trl = """eps objective/kl objective/entropy objective/non_score_reward objective/rlhf_reward objective/scores
+    trl = """eps objective/kl objective/entropy objective/non_score_reward objective/rlhf_reward
+    objective/scores
     policy/approxkl_avg policy/clipfrac_avg loss/policy_avg loss/value_avg val/clipfrac_avg policy/entropy_avg
     val/ratio val/ratio_var val/num_eos_tokens lr episode perf/step_seconds perf/generate_seconds
     perf/score_seconds perf/reference_seconds perf/train_seconds perf/sync_seconds
