@@ -29,7 +29,11 @@ PLAIN = (bool, int, float, str, type(None), torch.Tensor)
 def deepspeed_config(spec: LearnerSpec) -> dict[str, Any]:
     """The JSON config; gradients are accumulated and reduced in float32."""
     bf16 = spec.dtype == "bfloat16"
-    zero: dict[str, Any] = {"stage": effective_stage(spec), "overlap_comm": False, "contiguous_gradients": True}
+    zero: dict[str, Any] = {
+        "stage": effective_stage(spec),
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+    }
     if spec.persist_below is not None:
         zero["stage3_param_persistence_threshold"] = spec.persist_below
     if spec.offload_optimizer:

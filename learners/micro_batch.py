@@ -69,9 +69,15 @@ class MicroBatch:
     ) -> LossInputs:
         """row_weights: float64 [N], per row of the whole batch; the batch's own `weights` take precedence."""
         device = self.tokens.device
-        weights = row_weights[batch.row_of_token[self.places]] if batch.weights is None else batch.weights[self.places]
+        weights = (
+            row_weights[batch.row_of_token[self.places]]
+            if batch.weights is None
+            else batch.weights[self.places]
+        )
         constants = {
-            name: None if getattr(batch, column) is None else _floats(getattr(batch, column)[self.places], device)
+            name: None
+            if getattr(batch, column) is None
+            else _floats(getattr(batch, column)[self.places], device)
             for column, name in LOSS_COLUMNS.items()
         }
         logprobs, entropy, values = output

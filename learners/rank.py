@@ -21,6 +21,7 @@ from learners.micro_batch import MicroBatch
 from learners.schedule import learning_rate
 from learners.spec import LearnerSpec
 from learners.state_files import check_manifest, read_rank_state, write_manifest, write_rank_state
+from learners.totals import add_metrics
 from learners.weight_groups import WeightMetadata, weight_groups, weight_metadata
 from rl_cluster.algorithms.table import LossStep, compute_loss
 from rl_cluster.batch import TokenBatch
@@ -56,8 +57,13 @@ class LearnerRank:
         self._pending_backwards = 0
         self._warm_up()
 
-    def forward_part(self, batch: TokenBatch, micro_batches: MicroBatches, reference: bool) -> ForwardPart:
-        """Outputs of the rows in `micro_batches`; reference: with the adapters switched off."""
+    def forward_part(
+        self, batch: TokenBatch, micro_batches: MicroBatches, reference: bool
+    ) -> tuple[None, ForwardPart]:
+        """Outputs of the rows in `micro_batches`; reference: with the adapters switched off.
+
+        The None is what the driver waits for, so that the outputs need not travel to it (as in assemble).
+        """
         self.model.eval()
         parts = []
         with torch.no_grad():
@@ -69,14 +75,14 @@ class LearnerRank:
                 else:
                     parts.append((micro.places, self._run(micro, self.spec.temperature)))
         with_values = self.spec.critic != "none" and not reference
-        return ForwardPart(
+        return None, ForwardPart(
             places=_joined([places for places, _ in parts], np.int64),
             logprobs=_joined([output[0].cpu().numpy() for _, output in parts]),
             entropy=_joined([output[1].cpu().numpy() for _, output in parts]),
             values=_joined([output[2].cpu().numpy() for _, output in parts]) if with_values else None,
         )
 
-    def assemble(self, num_tokens: int, *parts: ForwardPart) -> ForwardOutput:
+    def assemble(self, num_tokens: int, *parts: ForwardPart) -> tuple[None, ForwardOutput]:
         """Parts of all ranks become one output in the order of the batch, 0 where not an action."""
         places = np.concatenate([part.places for part in parts])
 
@@ -86,7 +92,7 @@ class LearnerRank:
             return result
 
         values = [part.values for part in parts if part.values is not None]
-        return ForwardOutput(
+        return None, ForwardOutput(
             logprobs=spread([part.logprobs for part in parts]),
             entropy=spread([part.entropy for part in parts]),
             values=spread(values) if values else None,
@@ -105,7 +111,9 @@ class LearnerRank:
             micro = MicroBatch.of(batch, rows, self.device)
             output = self._run(micro, step.temperature)
             # Every output takes part, at weight 0, so that every parameter gets a gradient on every rank.
-            loss = sum((x.sum() * 0.0 for x in output if x is not None), start=torch.zeros((), device=self.device))
+            loss = torch.zeros((), device=self.device)
+            for column in output:
+                loss = loss if column is None else loss + 0.0 * column.sum()
             if len(micro.places) > 0:
                 result = compute_loss(step, micro.loss_inputs(batch, row_weights, output))
                 loss = loss + result.loss
@@ -162,6 +170,10 @@ class LearnerRank:
         """Call a pure, importable function here."""
         return function(*args)
 
+    def compute_ref(self, function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
+        """As compute, for a result that must not travel to the driver."""
+        return None, function(*args)
+
     def apply(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call function(this rank, *args): for what works on the weights, such as publishing them."""
         return function(self, *args)
@@ -191,15 +203,6 @@ class LearnerRank:
             "critic": spec.critic,
             "lora_rank": None if spec.lora is None else spec.lora.rank,
         }
-
-
-def add_metrics(totals: dict[str, float], part: dict[str, float]) -> None:
-    """Sums are added; what ends in `_max` takes the larger."""
-    for name, value in part.items():
-        if name.endswith("_max"):
-            totals[name] = max(totals.get(name, value), value)
-        else:
-            totals[name] = totals.get(name, 0.0) + value
 
 
 def _load_model(spec: LearnerSpec) -> PolicyModel | CriticModel:
