@@ -1,0 +1,83 @@
+"""A batch of model outputs in, a penalty on outputs that vary too little or too much over the batch out."""
+
+from __future__ import annotations
+
+import torch
+
+from rl_cluster.errors import BadInputError
+from rl_cluster.losses.base import (
+    REDUCTIONS,
+    CustomLoss,
+    CustomLossConfig,
+    Reduction,
+    check_number,
+    expand_mask,
+    masked_mean,
+    reduce_loss,
+)
+
+
+class VarianceLoss(CustomLoss):
+    """mean((variance over the batch − target_variance)²) − beta · entropy of softmax(predictions), a scalar.
+
+    The entropy, in nats over the last dimension, is there where predictions have two or more dimensions.
+    """
+
+    def __init__(
+        self, config: CustomLossConfig | None = None, target_variance: float = 1.0, beta: float = 0.1
+    ) -> None:
+        super().__init__(CustomLossConfig(name="variance") if config is None else config)
+        check_number("VarianceLoss.target_variance", target_variance, at_least=0.0)
+        check_number("VarianceLoss.beta", beta)
+        self.target_variance = target_variance
+        self.beta = beta
+
+    def compute_loss(
+        self,
+        predictions: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """predictions: [B] or [B, ..., F], logits. mask: [B] or more leading dimensions. targets: not used;
+        they are there so that the loss can stand in a CompositeLoss.
+
+        The variance is unbiased (n − 1); entries that fewer than two rows have are left out.
+        """
+        whole = torch.ones_like(predictions) if mask is None else mask
+        kept = expand_mask(whole, predictions, "VarianceLoss")
+        variance, enough = batch_variance(predictions, kept != 0)
+        loss = masked_mean((variance - self.target_variance).square(), enough.to(predictions.dtype))
+        if predictions.dim() < 2 or self.beta == 0:
+            return loss
+        log_p = torch.log_softmax(predictions, dim=-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return loss - self.beta * masked_mean(entropy, kept[..., 0], self.config.epsilon)
+
+
+def batch_variance(values: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unbiased variance over the first dimension of the kept entries, and where there were two or more."""
+    count = kept.sum(0)
+    enough = count >= 2
+    if not enough.any():
+        raise BadInputError(
+            f"VarianceLoss: of predictions {tuple(values.shape)} at most {int(count.max())} row(s) count. "
+            "A variance needs at least two rows."
+        )
+    mean = torch.where(kept, values, 0.0).sum(0) / count.clamp(min=1)
+    squares = torch.where(kept, (values - mean).square(), 0.0).sum(0)
+    return squares / (count - 1).clamp(min=1), enough
+
+
+def variance_regularization(
+    outputs: torch.Tensor, target_std: float = 1.0, reduction: Reduction = "mean"
+) -> torch.Tensor:
+    """(standard deviation over the batch − target_std)² of each output; outputs: [B, ...], B at least 2."""
+    if reduction not in REDUCTIONS:
+        raise BadInputError(
+            f"variance_regularization.reduction={reduction!r}: one of {', '.join(REDUCTIONS)}."
+        )
+    check_number("variance_regularization.target_std", target_std, at_least=0.0)
+    variance, _ = batch_variance(outputs, torch.ones_like(outputs, dtype=torch.bool))
+    # The slope of a square root at 0 is infinite: outputs that are all equal get none.
+    deviation = torch.where(variance > 0, variance.clamp(min=1e-30).sqrt(), 0.0)
+    return reduce_loss((deviation - target_std).square(), None, reduction)
