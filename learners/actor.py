@@ -25,7 +25,10 @@ class LearnerActor:
 
     def ready(self) -> tuple[str, int]:
         """This node's address and a port that is free on it. Imports the heavy libraries on the way."""
-        import learners.rank  # noqa: F401
+        import learners.rank
+
+        if self._spec.engine == "deepspeed":
+            import learners.engine_deepspeed  # noqa: F401
 
         with socket.socket() as probe:
             probe.bind(("", 0))
@@ -70,7 +73,7 @@ class RayRank:
     def submit(self, method: str, *args: Any, returns: int = 1) -> Call:
         refs = self.actor.call.options(num_returns=returns).remote(method, *args)
         first, *others = refs if returns > 1 else [refs]
-        return Call(self.answer(first), tuple(others))
+        return Call(self.name, self.answer(first), tuple(others))
 
     async def answer(self, ref: Any) -> Any:
         """The value; raises the worker's own error, or WorkerDiedError with the worker's name."""

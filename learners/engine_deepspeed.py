@@ -54,7 +54,7 @@ def deepspeed_config(spec: LearnerSpec) -> dict[str, Any]:
 
 
 def effective_stage(spec: LearnerSpec) -> int:
-    """Stage 1 in bf16 is another optimizer class of DeepSpeed's; stage 2 is the same plus sharded gradients."""
+    """Stage 1 in bf16 is another optimizer class of DeepSpeed's; stage 2 only adds sharded gradients."""
     return 2 if spec.dtype == "bfloat16" and spec.zero_stage == 1 else spec.zero_stage
 
 

@@ -1,4 +1,4 @@
-"""Plain AdamW with float32 master weights, the model whole on every rank; the yardstick of the other engine."""
+"""Plain AdamW with float32 master weights, the model whole on every rank; yardstick of the other engine."""
 
 from __future__ import annotations
 

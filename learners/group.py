@@ -1,4 +1,4 @@
-"""LearnerGroup: the five verbs of protocols.Learner over the ranks of one learner, on Ray or in this process."""
+"""LearnerGroup: the verbs of protocols.Learner over the ranks of one learner, on Ray or in this process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from learners.handles import Call, RankHandle, answers
-from learners.rank import add_metrics
 from learners.spec import LearnerSpec
+from learners.totals import add_metrics
 from rl_cluster.algorithms.steps import CrossEntropyStep, LossStep, PolicyStep, ValueStep
 from rl_cluster.algorithms.weights import Aggregation, row_weights
 from rl_cluster.batch import ShardPlan, plan_shards
@@ -47,8 +47,7 @@ class LearnerGroup:
         ]
         parts = [call.refs[0] for call in calls]
         whole = self._ranks[0].submit("assemble", sum(layout.lengths), *parts, returns=2)
-        await self._answers("forward", calls)
-        await self._answers("forward", [whole])
+        await self._answers("forward", [*calls, whole])
         return whole.refs[0]
 
     async def forward_backward(
@@ -128,8 +127,7 @@ class LearnerGroup:
     async def _answers(
         self, what: str, calls: Sequence[Call], deadline_seconds: float | None = None
     ) -> list[Any]:
-        named = [(rank.name, call.answer) for rank, call in zip(self._ranks, calls, strict=False)]
-        return await answers(named, f"learner {what}", deadline_seconds or self.spec.deadline_seconds)
+        return await answers(calls, f"learner {what}", deadline_seconds or self.spec.deadline_seconds)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from learners.rank import LearnerRank
-from rl_cluster.errors import DeadlineError
+from rl_cluster.errors import DeadlineError, WorkerDiedError
 from rl_cluster.protocols import Ref
+
+if TYPE_CHECKING:
+    from learners.rank import LearnerRank
+
+GRACE_SECONDS = 5.0
+"""After a failure, so long for another rank to turn out to have died, which is then the cause."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """answer: the first thing that the method returns, awaited as a value. refs: the others, as Refs."""
+    """name: of the worker. answer: the first thing that the method returns, awaited as a value.
+    refs: the others, as Refs."""
 
+    name: str
     answer: Awaitable[Any]
     refs: tuple[Ref, ...]
 
@@ -49,12 +56,12 @@ class LocalRank:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             result = getattr(self._rank, method)(*args)
-        except Exception as error:  # noqa: BLE001: it is handed to whoever awaits the answer
+        except Exception as error:  # noqa: BLE001 - it is handed to whoever awaits the answer
             answer.set_exception(error)
-            return Call(answer, (None,) * (returns - 1))
+            return Call(self.name, answer, (None,) * (returns - 1))
         values = (result,) if returns == 1 else tuple(result)
         answer.set_result(values[0])
-        return Call(answer, values[1:])
+        return Call(self.name, answer, values[1:])
 
     def put(self, value: Any) -> Ref:
         return value
@@ -63,20 +70,29 @@ class LocalRank:
         """Nothing runs."""
 
 
-async def answers(
-    calls: Sequence[tuple[str, Awaitable[Any]]], what: str, deadline_seconds: float
-) -> list[Any]:
-    """Wait for (worker name, answer) pairs; the first failure is raised at once, without the other answers.
+async def answers(calls: Sequence[Call], what: str, deadline_seconds: float) -> list[Any]:
+    """Wait for all calls. The first failure is raised without waiting for the others; when a worker died,
+    its death is raised rather than what the other ranks said of it.
 
     Raises DeadlineError that names the workers whose answers are missing.
     """
-    tasks = {asyncio.ensure_future(awaitable): name for name, awaitable in calls}
+    tasks = {asyncio.ensure_future(call.answer): call.name for call in calls}
     done, pending = await asyncio.wait(tasks, timeout=deadline_seconds, return_when=asyncio.FIRST_EXCEPTION)
+    if pending and _errors(done):
+        late, pending = await asyncio.wait(
+            pending, timeout=GRACE_SECONDS, return_when=asyncio.FIRST_EXCEPTION
+        )
+        done |= late
     for task in pending:
         task.cancel()
-    for task in done:
-        task.result()
+    errors = _errors(done)
+    if errors:
+        raise min(errors, key=lambda error: not isinstance(error, WorkerDiedError))
     if pending:
-        missing = ", ".join(sorted(tasks[task] for task in pending))
+        missing = ", ".join(sorted({tasks[task] for task in pending}))
         raise DeadlineError(f"{what}: no answer from {missing} within {deadline_seconds:g} s")
     return [task.result() for task in tasks]
+
+
+def _errors(tasks: set[asyncio.Future[Any]]) -> list[BaseException]:
+    return [error for task in tasks if (error := task.exception()) is not None]

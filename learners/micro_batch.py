@@ -69,17 +69,14 @@ class MicroBatch:
     ) -> LossInputs:
         """row_weights: float64 [N], per row of the whole batch; the batch's own `weights` take precedence."""
         device = self.tokens.device
-        weights = (
-            row_weights[batch.row_of_token[self.places]]
-            if batch.weights is None
-            else batch.weights[self.places]
-        )
-        constants = {
-            name: None
-            if getattr(batch, column) is None
-            else _floats(getattr(batch, column)[self.places], device)
-            for column, name in LOSS_COLUMNS.items()
-        }
+        if batch.weights is None:
+            weights = row_weights[batch.row_of_token[self.places]]
+        else:
+            weights = batch.weights[self.places]
+        constants = {}
+        for column, name in LOSS_COLUMNS.items():
+            numbers = getattr(batch, column)
+            constants[name] = None if numbers is None else _floats(numbers[self.places], device)
         logprobs, entropy, values = output
         return LossInputs(
             row=self.row,

@@ -11,7 +11,8 @@ def learning_rate(optimizer: OptimizerConfig, step: int, total_steps: int) -> fl
     """The rate of update `step` (0, 1, …) of `total_steps`.
 
     Warm-up rises linearly and reaches the full rate with update warmup_steps − 1, so no update has rate 0.
-    Afterwards, with p = (step − warmup) / (total − warmup): constant 1, linear 1 − p, cosine (1 + cos πp) / 2.
+    Afterwards, with p = (step − warmup) / (total − warmup): constant 1, linear 1 − p,
+    cosine (1 + cos πp) / 2.
     """
     warmup = optimizer.warmup_steps
     if step < warmup:

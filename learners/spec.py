@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rl_cluster.config.run import LoRAConfig, OptimizerConfig
@@ -28,7 +28,7 @@ class LearnerSpec:
     max_new_tokens: int = 128
     tokens_per_micro_batch: int = 8192
     total_steps: int = 1
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     dtype: Literal["float32", "bfloat16"] = "float32"
     critic: Literal["none", "shared", "separate"] = "none"
     lora: LoRAConfig | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from learners.group import LearnerGroup
-from learners.handles import LocalRank, answers
+from learners.handles import Call, LocalRank, answers
 from learners.spec import LearnerSpec
 
 
@@ -47,9 +47,9 @@ async def start_ray_learner(
         )
     group = LearnerGroup(spec, ranks)
     try:
-        ready = [(rank.name, rank.answer(rank.actor.ready.remote())) for rank in ranks]
+        ready = [Call(rank.name, rank.answer(rank.actor.ready.remote()), ()) for rank in ranks]
         address, port = (await answers(ready, f"{name} start", spec.start_deadline_seconds))[0]
-        started = [(rank.name, rank.answer(rank.actor.start.remote(address, port))) for rank in ranks]
+        started = [Call(rank.name, rank.answer(rank.actor.start.remote(address, port)), ()) for rank in ranks]
         await answers(started, f"{name} rendezvous", spec.start_deadline_seconds)
     except BaseException:
         group.close()
