@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
+
+from rl_cluster.trajectory import Prompt, Trajectory, TrajectoryGroup
+
+MakeGroup = Callable[..., TrajectoryGroup]
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +24,37 @@ def ray_session() -> Iterator[None]:
     ray.init(num_cpus=2, include_dashboard=False, address="local", log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def char_tokenizer() -> Any:
+    """One token per character of arithmetic; <pad> 0, <eos> 1, 64 positions."""
+    from rl_cluster.modeling.scratch import build_tokenizer
+
+    return build_tokenizer("0123456789+-*/=() ", 64)
+
+
+@pytest.fixture(scope="session")
+def make_group(char_tokenizer: Any) -> MakeGroup:
+    def make(prompt: str, responses: Sequence[str], group_id: int = 0, **metadata: Any) -> TrajectoryGroup:
+        prompt_ids = char_tokenizer(prompt)["input_ids"]
+        trajectories = []
+        for text in responses:
+            ids = char_tokenizer(text)["input_ids"] + [char_tokenizer.eos_token_id]
+            tokens = np.array(prompt_ids + ids, dtype=np.int32)
+            mask = np.arange(len(tokens)) >= len(prompt_ids)
+            trajectories.append(
+                Trajectory(
+                    tokens=tokens,
+                    action_mask=mask,
+                    behaviour_logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
+                    policy_versions=np.where(mask, 0, -1).astype(np.int32),
+                    finish_reason="stop",
+                    response_text=text,
+                    ended_with_eos=True,
+                )
+            )
+        row = Prompt(f"prompt {group_id}", np.array(prompt_ids, dtype=np.int32), prompt, metadata)
+        return TrajectoryGroup(group_id, row, tuple(trajectories))
+
+    return make

@@ -78,5 +78,6 @@ def _rows(source: AdditionSource, pairs: list[Pair]) -> tuple[Row, ...]:
     for a, b in pairs:
         text = source.template.format(a=a, b=b)
         prompt = [{"role": "user", "content": text}] if source.chat else text
-        rows.append(Row(f"addition: {a}+{b}", prompt, {"answer": str(a + b), "a": a, "b": b}))
+        answer = f"{a + b:0{source.answer_digits}d}"
+        rows.append(Row(f"addition: {a}+{b}", prompt, {"answer": answer, "a": a, "b": b}))
     return tuple(rows)

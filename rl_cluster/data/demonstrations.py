@@ -32,8 +32,9 @@ def demonstrations(
     num_wrong = len(prompts) - round(correct_fraction * len(prompts))
     for index in permutation(len(prompts), "wrong answers", seed)[:num_wrong]:
         answers[index] = wrong_answer(answers[index], seed, prompts[index].prompt_id)
-    pairs = zip(answers, prompts, strict=True)
-    responses = [[*_encode(answer, prompt, tokenizer), eos] for answer, prompt in pairs]
+    example_of = dict(zip(answers, prompts, strict=True))  # generated answers repeat: encode each once
+    encoded = {answer: _encode(answer, prompt, tokenizer) for answer, prompt in example_of.items()}
+    responses = [[*encoded[answer], eos] for answer in answers]
     return _batch([prompt.tokens for prompt in prompts], responses)
 
 

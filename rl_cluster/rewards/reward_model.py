@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rl_cluster.data.encode import encode_text
@@ -105,7 +106,7 @@ def load_reward_model(
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             path, dtype=DTYPES[dtype], output_loading_info=True
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise BadInputError(f"rewards.scorers.path={path!r}: cannot be loaded: {error}") from error
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])
@@ -141,7 +142,9 @@ def check_reward_model(path: str) -> None:
 def _set_pad(config: Any, tokenizer: Any, path: str) -> None:
     if config.pad_token_id is None:
         known = (tokenizer.pad_token_id, tokenizer.eos_token_id, config.eos_token_id)
-        config.pad_token_id = next((token for token in known if isinstance(token, int)), None)
+        # A tokenizer may have more tokens than the model: Qwen2's adds a pad token when it has none.
+        inside = (token for token in known if isinstance(token, int) and token < config.vocab_size)
+        config.pad_token_id = next(inside, None)
     if config.pad_token_id is None:
         raise BadInputError(
             f"rewards.scorers.path={path!r}: the checkpoint has neither a pad nor an end token. "

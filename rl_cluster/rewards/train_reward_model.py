@@ -1,9 +1,9 @@
 """A folder and a seed in; a small trained reward model (an ordinary Hugging Face folder) out.
 
 The preferences are generated: of two answers about the same two numbers, the right one, properly ended, is
-preferred to a wrong one (other digits, one digit off, too short, too long, garbage, or no end token).
-Bradley-Terry loss, −log σ(r_chosen − r_rejected) (Christiano et al. 2017), plus a little r² that centres
-the scores.
+preferred to a wrong one (the other number, other digits, one digit off, too short, too long, garbage, or no
+end token). Bradley-Terry loss, −log σ(r_chosen − r_rejected) (Christiano et al. 2017), plus a little r² that
+centres the scores.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from rl_cluster.data.demonstrations import wrong_answer
 from rl_cluster.data.rows import Row
 from rl_cluster.modeling.scratch import EOS, build_model, build_tokenizer
 
-CENTRE = 0.01
+CENTRE = 0.001
 """Weight of the mean squared score in the loss."""
 
 MISTAKES = {
-    "other_number": 0.3,
-    "one_digit_off": 0.3,
+    "operand": 0.2,
+    "other_number": 0.2,
+    "one_digit_off": 0.2,
     "too_short": 0.1,
     "too_long": 0.1,
     "no_end": 0.1,
@@ -67,8 +68,11 @@ class RewardModelRecipe:
 
 @dataclass(frozen=True)
 class Question:
+    """operands: those of the two numbers that are not the answer, so plausible mistakes."""
+
     prompt: str
     answer: str
+    operands: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,12 @@ def make_reward_model(
 
 
 def _questions(rows: Sequence[Row], task: str) -> list[Question]:
-    answers = [str(TASKS[task](row.metadata["a"], row.metadata["b"])) for row in rows]
-    return [Question(row.prompt, answer) for row, answer in zip(rows, answers, strict=True)]
+    questions = []
+    for row in rows:
+        numbers = row.metadata["a"], row.metadata["b"]
+        answer = str(TASKS[task](*numbers))
+        questions.append(Question(row.prompt, answer, tuple({str(n) for n in numbers} - {answer})))
+    return questions
 
 
 def _build(scratch: ScratchModel, vocab_size: int, seed: int) -> Qwen2ForSequenceClassification:
@@ -157,17 +165,22 @@ def _evaluate(model: Any, rows: Sequence[Question], vocabulary: Vocabulary, seed
 def make_pair(question: Question, vocabulary: Vocabulary, random: np.random.Generator) -> Pair:
     """The right answer against a wrong one."""
     answer, eos = question.answer, [vocabulary[EOS]]
-    kind, wrong, ended = make_mistake(answer, sorted(set(vocabulary) - {EOS}), random)
+    kind, wrong, ended = make_mistake(question, sorted(set(vocabulary) - {EOS}), random)
     prompt, right, other = (
         [vocabulary[letter] for letter in text] for text in (question.prompt, answer, wrong)
     )
     return Pair(chosen=prompt + right + eos, rejected=prompt + other + (eos if ended else []), kind=kind)
 
 
-def make_mistake(answer: str, alphabet: Sequence[str], random: np.random.Generator) -> tuple[str, str, bool]:
+def make_mistake(
+    question: Question, alphabet: Sequence[str], random: np.random.Generator
+) -> tuple[str, str, bool]:
     """(kind, text, whether it ends with an end token); with an end token, the text is not the answer."""
+    answer = question.answer
     kind = str(random.choice(list(MISTAKES), p=list(MISTAKES.values())))
-    if kind == "other_number":
+    if kind == "operand" and question.operands:
+        return kind, str(random.choice(sorted(question.operands))), True
+    if kind in ("operand", "other_number"):
         return kind, wrong_answer(answer, int(random.integers(2**31)), ""), True
     if kind == "one_digit_off":
         place = int(random.integers(len(answer)))

@@ -1,45 +1,12 @@
-"""Groups of trajectories made from texts."""
+"""The tokenizer of the groups that the reward tests score."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
-from rl_cluster.modeling.scratch import build_tokenizer
-from rl_cluster.trajectory import Prompt, Trajectory, TrajectoryGroup
-
-MakeGroup = Callable[..., TrajectoryGroup]
-
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    return build_tokenizer("0123456789+-*/=() ", 64)
-
-
-@pytest.fixture(scope="session")
-def make_group(tokenizer: Any) -> MakeGroup:
-    def make(prompt: str, responses: Sequence[str], group_id: int = 0, **metadata: Any) -> TrajectoryGroup:
-        prompt_ids = tokenizer(prompt)["input_ids"]
-        trajectories = []
-        for text in responses:
-            ids = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
-            tokens = np.array(prompt_ids + ids, dtype=np.int32)
-            mask = np.arange(len(tokens)) >= len(prompt_ids)
-            trajectories.append(
-                Trajectory(
-                    tokens=tokens,
-                    action_mask=mask,
-                    behaviour_logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
-                    policy_versions=np.where(mask, 0, -1).astype(np.int32),
-                    finish_reason="stop",
-                    response_text=text,
-                    ended_with_eos=True,
-                )
-            )
-        row = Prompt(f"prompt {group_id}", np.array(prompt_ids, dtype=np.int32), prompt, metadata)
-        return TrajectoryGroup(group_id, row, tuple(trajectories))
-
-    return make
+def tokenizer(char_tokenizer: Any) -> Any:
+    return char_tokenizer
