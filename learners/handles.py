@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -94,5 +94,5 @@ async def answers(calls: Sequence[Call], what: str, deadline_seconds: float) -> 
     return [task.result() for task in tasks]
 
 
-def _errors(tasks: set[asyncio.Future[Any]]) -> list[BaseException]:
+def _errors(tasks: Iterable[asyncio.Future[Any]]) -> list[BaseException]:
     return [error for task in tasks if (error := task.exception()) is not None]

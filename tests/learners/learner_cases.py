@@ -1,0 +1,64 @@
+"""A tiny model folder, random batches and specs that the learner tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rl_cluster.algorithms.steps import PolicyStep
+from rl_cluster.batch import TokenBatch
+from rl_cluster.config.algorithm import PolicyLossConfig
+from rl_cluster.config.run import OptimizerConfig, ScratchModel
+from rl_cluster.modeling.scratch import save_scratch_model
+from rl_cluster.protocols import BatchLayout
+
+TINY = ScratchModel(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, max_positions=64)
+STEP = PolicyStep(PolicyLossConfig(aggregation="token_mean"), temperature=0.9)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.5, schedule="linear", warmup_steps=2)
+
+
+def make_model(folder: Path, seed: int = 0) -> str:
+    save_scratch_model(TINY, folder, seed)
+    return str(folder)
+
+
+def make_batch(num_rows: int = 13, seed: int = 0) -> TokenBatch:
+    """Rows of 4 to 24 tokens, prompts of different lengths, every column filled."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(4, 25, num_rows).astype(np.int32)
+    total = int(lengths.sum())
+    starts = np.cumsum(lengths) - lengths
+    mask = np.zeros(total, dtype=bool)
+    for start, length in zip(starts, lengths, strict=True):
+        mask[start + generator.integers(1, length) : start + length] = True
+
+    def noise(scale: float) -> np.ndarray:
+        return (scale * generator.normal(size=total)).astype(np.float32)
+
+    return TokenBatch(
+        tokens=generator.integers(3, 20, total).astype(np.int32),
+        lengths=lengths,
+        action_mask=mask,
+        units=np.arange(num_rows, dtype=np.int32),
+        group_ids=np.arange(num_rows, dtype=np.int32) // 4,
+        behaviour_logprobs=-3 + noise(0.1),
+        proximal_logprobs=-3 + noise(0.1),
+        values=noise(0.1),
+        advantages=noise(1.0),
+        returns=noise(1.0),
+    )
+
+
+def layout_of(batch: TokenBatch) -> BatchLayout:
+    return BatchLayout(
+        lengths=tuple(batch.lengths.tolist()),
+        action_counts=tuple(batch.action_counts.tolist()),
+        units=tuple(batch.units.tolist()),
+        group_ids=tuple(batch.group_ids.tolist()),
+    )
+
+
+def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest difference, relative to the largest number of the second."""
+    return float(np.abs(a - b).max() / np.abs(b).max())

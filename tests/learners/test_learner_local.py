@@ -1,0 +1,267 @@
+"""One rank in this process on the plain engine, against transformers and PyTorch used directly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from learners.rank import LearnerRank
+from learners.schedule import learning_rate
+from learners.spec import LearnerSpec
+from learners.start import start_local_learner
+from rl_cluster.algorithms.steps import CrossEntropyStep, PolicyStep, ValueStep
+from rl_cluster.algorithms.weights import row_weights
+from rl_cluster.config.algorithm import PolicyLossConfig
+from rl_cluster.config.run import LoRAConfig, OptimizerConfig
+from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.protocols import OptimParams
+from tests.learners.learner_cases import OPTIMIZER, STEP, layout_of, make_batch, make_model, relative_difference
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+def spec_of(model_path: str, **settings: object) -> LearnerSpec:
+    base = LearnerSpec(model_path, engine="torch", optimizer=OPTIMIZER, total_steps=10, temperature=0.9)
+    return replace(base, **settings)  # type: ignore[arg-type]
+
+
+def weights_of(rank: LearnerRank) -> dict[str, torch.Tensor]:
+    return {name: tensor.float().clone() for group in rank.weight_groups() for name, tensor in group}
+
+
+def gradients_of(rank: LearnerRank) -> np.ndarray:
+    return np.concatenate(
+        [p.grad.flatten().numpy() for p in rank.model.parameters() if p.requires_grad and p.grad is not None]
+    )
+
+
+async def test_forward_equals_transformers_row_by_row_in_input_order(model_path: str) -> None:
+    batch = make_batch()
+    learner = start_local_learner(spec_of(model_path, tokens_per_micro_batch=40))
+    output = await learner.forward(batch, layout_of(batch))
+    lm = AutoModelForCausalLM.from_pretrained(model_path)
+    expected, expected_entropy = np.zeros(len(batch.tokens)), np.zeros(len(batch.tokens))
+    for row in range(batch.num_rows):
+        part = slice(batch.offsets[row], batch.offsets[row + 1])
+        tokens = torch.from_numpy(batch.tokens[part].astype(np.int64))
+        with torch.no_grad():
+            logprobs = torch.log_softmax(lm(tokens[None]).logits[0] / 0.9, dim=-1)
+        expected[part][1:] = logprobs[:-1].gather(1, tokens[1:, None])[:, 0].numpy()
+        expected_entropy[part][1:] = -(logprobs.exp() * logprobs).sum(-1)[:-1].numpy()
+    assert np.abs(output.logprobs - expected * batch.action_mask).max() < 1e-5
+    assert np.abs(output.entropy - expected_entropy * batch.action_mask).max() < 1e-5
+    assert output.values is None
+
+
+async def test_cross_entropy_update_equals_adamw_on_transformers_loss(model_path: str) -> None:
+    batch = make_batch()
+    optimizer = OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.2, weight_decay=0.1)
+    rank = LearnerRank(spec_of(model_path, optimizer=optimizer))
+    lm = AutoModelForCausalLM.from_pretrained(model_path)
+    matrices = [p for p in lm.parameters() if p.dim() >= 2]
+    vectors = [p for p in lm.parameters() if p.dim() < 2]
+    reference = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=1e-3
+    )
+    for _ in range(3):
+        weights = row_weights("token_mean", batch.action_counts, 128)
+        rank.forward_backward(batch, [range(6), range(6, 13)], weights, CrossEntropyStep())
+        rank.optim_step(OptimParams())
+        loss = torch.zeros(())
+        for row in range(batch.num_rows):
+            part = slice(batch.offsets[row], batch.offsets[row + 1])
+            tokens = torch.from_numpy(batch.tokens[part].astype(np.int64))
+            labels = tokens.masked_fill(~torch.from_numpy(batch.action_mask[part]), -100)
+            logits = lm(tokens[None]).logits[0]
+            loss = loss + torch.nn.functional.cross_entropy(logits[:-1], labels[1:], reduction="sum")
+        (loss / batch.action_counts.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(lm.parameters(), 0.2)
+        reference.step()
+        reference.zero_grad()
+    ours = weights_of(rank)
+    for name, parameter in lm.named_parameters():
+        assert (ours[name] - parameter.detach()).abs().max() < 2e-6, name
+
+
+def test_gradients_do_not_depend_on_micro_batches_and_packing(model_path: str) -> None:
+    batch = make_batch()
+    weights = row_weights("sequence_mean", batch.action_counts, 128)
+    gradients = []
+    for micro_batches in ([range(13)], [range(4), range(4, 9), range(9, 13)], [(row,) for row in range(13)]):
+        rank = LearnerRank(spec_of(model_path))
+        rank.forward_backward(batch, micro_batches, weights, STEP)
+        gradients.append(gradients_of(rank))
+    assert np.abs(gradients[0]).max() > 1e-3
+    assert relative_difference(gradients[1], gradients[0]) < 1e-5
+    assert relative_difference(gradients[2], gradients[0]) < 1e-5
+
+
+def test_dummy_micro_batches_change_nothing(model_path: str) -> None:
+    batch = make_batch()
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    results = []
+    for micro_batches in ([range(13)], [(), range(13), ()]):
+        rank = LearnerRank(spec_of(model_path, critic="shared"))
+        metrics = rank.forward_backward(batch, micro_batches, weights, replace(STEP, value_coef=0.5))
+        results.append((metrics, gradients_of(rank)))
+    assert results[0][0] == results[1][0]
+    assert np.array_equal(results[0][1], results[1][1])
+
+
+def test_weights_of_the_batch_replace_the_row_weights(model_path: str) -> None:
+    batch = make_batch()
+    row = row_weights("token_mean", batch.action_counts, 128)
+    own = np.where(batch.action_mask, row[batch.row_of_token], 0).astype(np.float32)
+    gradients = []
+    for candidate, weights in ((batch, row), (batch.with_columns(weights=own), np.zeros(13))):
+        rank = LearnerRank(spec_of(model_path))
+        rank.forward_backward(candidate, [range(13)], weights, STEP)
+        gradients.append(gradients_of(rank))
+    assert relative_difference(gradients[1], gradients[0]) < 1e-6
+
+
+def test_lora_trains_only_adapters_and_its_reference_is_the_base(model_path: str) -> None:
+    batch = make_batch()
+    lora = LoRAConfig(rank=4, alpha=8.0)
+    rank = LearnerRank(spec_of(model_path, lora=lora))
+    base = LearnerRank(spec_of(model_path))
+    frozen = {n: p.detach().clone() for n, p in rank.model.named_parameters() if not p.requires_grad}
+    names = [name for group in rank.weight_groups() for name, _ in group]
+    assert names[0] == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert len(names) == 2 * 7 * 2
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    for _ in range(3):
+        rank.forward_backward(batch, [range(13)], weights, STEP)
+        rank.optim_step(OptimParams())
+    assert all(torch.equal(p, frozen[n]) for n, p in rank.model.named_parameters() if n in frozen)
+    _, trained = rank.forward_part(batch, [range(13)], reference=False)
+    _, reference = rank.forward_part(batch, [range(13)], reference=True)
+    _, expected = base.forward_part(batch, [range(13)], reference=False)
+    assert np.array_equal(reference.logprobs, expected.logprobs)
+    assert np.abs(trained.logprobs - expected.logprobs).max() > 1e-3
+
+
+def test_a_separate_critic_learns_the_returns(model_path: str) -> None:
+    batch = make_batch(4).with_columns(values=None)
+    batch = batch.with_columns(
+        values=np.zeros(len(batch.tokens), np.float32),
+        returns=np.full(len(batch.tokens), 0.7, np.float32),
+    )
+    optimizer = OptimizerConfig(learning_rate=3e-3)
+    rank = LearnerRank(spec_of(model_path, critic="separate", optimizer=optimizer))
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    for _ in range(60):
+        rank.forward_backward(batch, [range(4)], weights, ValueStep(clip_value=10.0))
+        rank.optim_step(OptimParams())
+    _, part = rank.forward_part(batch, [range(4)], reference=False)
+    assert part.values is not None
+    assert np.abs(part.values - 0.7).max() < 0.05
+    assert not part.logprobs.any()
+
+
+def test_values_alone_can_warm_up_on_a_shared_trunk(model_path: str) -> None:
+    batch = make_batch()
+    step = PolicyStep(PolicyLossConfig(), 0.9, value_coef=1.0, train_policy=False)
+    rank = LearnerRank(spec_of(model_path, critic="shared"))
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    rank.forward_backward(batch, [range(13)], weights, step)
+    head = rank.model.lm.lm_head.weight.grad  # type: ignore[union-attr]
+    assert float(head.abs().max()) == 0.0
+    assert float(rank.model.value_head.scalar.weight.grad.abs().max()) > 0  # type: ignore[union-attr]
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step(model_path: str) -> None:
+    batch = make_batch()
+    assert batch.advantages is not None
+    broken = batch.with_columns(advantages=np.full_like(batch.advantages, np.nan))
+    rank = LearnerRank(spec_of(model_path))
+    before = weights_of(rank)
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    rank.forward_backward(broken, [range(13)], weights, STEP)
+    result = rank.optim_step(OptimParams())
+    assert result.skipped
+    assert result.step == 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(rank).items())
+    rank.forward_backward(batch, [range(13)], weights, STEP)
+    assert not rank.optim_step(OptimParams()).skipped
+
+
+def test_optim_params_override_the_schedule_and_the_clipping(model_path: str) -> None:
+    batch = make_batch()
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    rank = LearnerRank(spec_of(model_path))
+    before = weights_of(rank)
+    rank.forward_backward(batch, [range(13)], weights, STEP)
+    result = rank.optim_step(OptimParams(learning_rate=0.0))
+    assert result.learning_rate == 0.0
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(rank).items())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.5, 0.0]),
+        ("cosine", [0.5, 1.0, 1.0, 0.5, 0.0]),
+    ],
+)
+def test_schedules_warm_up_and_decay(schedule: str, expected: list[float]) -> None:
+    optimizer = OptimizerConfig(learning_rate=1.0, warmup_steps=2, schedule=schedule)  # type: ignore[arg-type]
+    rates = [learning_rate(optimizer, step, 6) for step in (0, 1, 2, 4, 6)]
+    assert rates == pytest.approx(expected)
+    cosine = OptimizerConfig(learning_rate=2.0, schedule="cosine")
+    assert learning_rate(cosine, 1, 3) == pytest.approx(1 + math.cos(math.pi / 3))
+
+
+def test_bfloat16_keeps_master_weights_that_move_by_less_than_its_precision(model_path: str) -> None:
+    batch = make_batch()
+    optimizer = OptimizerConfig(learning_rate=1e-6)
+    rank = LearnerRank(spec_of(model_path, dtype="bfloat16", optimizer=optimizer))
+    start = [master.clone() for master in rank.engine.state()["masters"]]
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    rank.forward_backward(batch, [range(13)], weights, STEP)
+    rank.optim_step(OptimParams())
+    masters = rank.engine.state()["masters"]
+    assert max(float((a - b).abs().max()) for a, b in zip(masters, start, strict=True)) == pytest.approx(1e-6, rel=0.1)
+    assert {meta.dtype for meta in rank.weight_metadata()} == {torch.bfloat16}
+
+
+def test_save_and_load_continue_bit_for_bit_with_dropout(model_path: str, tmp_path: Path) -> None:
+    spec = spec_of(model_path, lora=LoRAConfig(rank=4, dropout=0.3))
+    batch = make_batch()
+    weights = row_weights("token_mean", batch.action_counts, 128)
+
+    def train(rank: LearnerRank, steps: int) -> None:
+        for _ in range(steps):
+            rank.forward_backward(batch, [range(6), range(6, 13)], weights, STEP)
+            rank.optim_step(OptimParams())
+
+    straight = LearnerRank(spec)
+    train(straight, 2)
+    straight.save(tmp_path)
+    train(straight, 2)
+    resumed = LearnerRank(spec)
+    torch.manual_seed(12345)
+    resumed.load(tmp_path)
+    train(resumed, 2)
+    ours, theirs = weights_of(resumed), weights_of(straight)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    with pytest.raises(CheckpointError, match="lora_rank was 4 and is now None"):
+        LearnerRank(spec_of(model_path)).load(tmp_path)
+    (tmp_path / "rank-0.pt").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"cannot read .*rank-0\.pt"):
+        resumed.load(tmp_path)
+
+
+def test_a_model_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"model\.path: folder .*nowhere.* does not exist"):
+        LearnerRank(spec_of(str(tmp_path / "nowhere")))
