@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,7 @@ def make_function_scorer(
         del worker_name  # Ray's own names must be unique in a cluster; ours need not be
         return actor.options(**options).remote(name, config, str(folder))
 
-    is_user = isinstance(config, FunctionScorer)
-    limits = Limits(
-        timeout_seconds=config.timeout_seconds,
-        num_workers=config.num_workers if is_user else 1,
-        calls_per_worker=calls,
-        groups_per_call=config.groups_per_call if is_user else 1,
-        start_seconds=start_seconds,
-    )
+    limits = Limits(config.timeout_seconds, calls_per_worker=calls, start_seconds=start_seconds)
+    if isinstance(config, FunctionScorer):
+        limits = replace(limits, num_workers=config.num_workers, groups_per_call=config.groups_per_call)
     return RayScorer(name, config.weight, make_worker, limits)

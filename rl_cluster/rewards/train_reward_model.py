@@ -8,6 +8,8 @@ centres the scores.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +43,9 @@ MISTAKES = {
 
 PAIRS_PER_HELD_OUT_ROW = 5
 
+TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
+"""Beside the checkpoint: the questions, columns prompt and answer, for training a policy on it."""
+
 TASKS: dict[str, Callable[[int, int], int]] = {"max": max, "sum": lambda a, b: a + b}
 """The right answer about two numbers: the larger one, or their sum (which takes far longer to learn)."""
 
@@ -60,7 +65,7 @@ class RewardModelRecipe:
     num_digits: int = 2
     held_out: int = 200
     model: ScratchModel = field(default_factory=lambda: ScratchModel(hidden_size=64, intermediate_size=256))
-    steps: int = 500
+    steps: int = 1000
     pairs_per_step: int = 64
     learning_rate: float = 3e-3
     warmup_steps: int = 50
@@ -87,7 +92,7 @@ class Pair:
 def make_reward_model(
     folder: Path, seed: int = 0, recipe: RewardModelRecipe | None = None
 ) -> dict[str, float]:
-    """Train on the training operands, save the checkpoint and its tokenizer, measure on the held-out pairs.
+    """Train on some pairs of numbers, measure on others; save checkpoint, tokenizer and the questions.
 
     Returns held_out_accuracy (share of pairs where the right answer scores higher), the same per kind of
     mistake as held_out_accuracy/KIND, and loss (mean of the last 50 steps). One process, CPU.
@@ -103,6 +108,8 @@ def make_reward_model(
     accuracy = _evaluate(model, held_out, vocabulary, seed)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _write_prompts(folder / TRAIN_FILE, train)
+    _write_prompts(folder / HELD_OUT_FILE, held_out)
     return {"loss": loss, **accuracy}
 
 
@@ -113,6 +120,11 @@ def _questions(rows: Sequence[Row], task: str) -> list[Question]:
         answer = str(TASKS[task](*numbers))
         questions.append(Question(row.prompt, answer, tuple({str(n) for n in numbers} - {answer})))
     return questions
+
+
+def _write_prompts(path: Path, questions: Sequence[Question]) -> None:
+    lines = [json.dumps({"prompt": question.prompt, "answer": question.answer}) for question in questions]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _build(scratch: ScratchModel, vocab_size: int, seed: int) -> Qwen2ForSequenceClassification:
@@ -205,3 +217,8 @@ def pair_scores(model: Any, pairs: Sequence[Pair]) -> tuple[torch.Tensor, torch.
     logits = model(input_ids=tokens, attention_mask=(tokens != pad).long()).logits[:, 0]
     chosen, rejected = logits.chunk(2)
     return chosen, rejected
+
+
+if __name__ == "__main__":
+    # python -m rl_cluster.rewards.train_reward_model FOLDER [SEED]
+    print(json.dumps(make_reward_model(Path(sys.argv[1]), int([*sys.argv, "0"][2])), indent=1))

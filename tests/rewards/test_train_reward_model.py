@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from rl_cluster.config.data import DataConfig, FileSource
 from rl_cluster.config.run import ScratchModel
+from rl_cluster.data.load import load_prompts
 from rl_cluster.rewards.train_reward_model import (
+    HELD_OUT_FILE,
     MISTAKES,
+    TRAIN_FILE,
     Question,
     RewardModelRecipe,
     make_mistake,
@@ -59,6 +64,20 @@ def test_the_folder_is_an_ordinary_checkpoint_that_ranks_answers(
         if a != b
     ]
     assert np.mean(wins) > 0.85
+
+
+def test_the_questions_lie_beside_the_checkpoint_for_the_policy(
+    trained: tuple[Path, dict[str, float]], tokenizer: Any
+) -> None:
+    folder, _ = trained
+    source = FileSource(source="jsonl", path=str(folder / TRAIN_FILE), eval_path=str(folder / HELD_OUT_FILE))
+    sets = load_prompts(DataConfig(train=source), tokenizer)
+    assert len(sets.held_out) == 10
+    assert {frozenset(p.text[:3].split()) for p in sets.train}.isdisjoint(
+        frozenset(p.text[:3].split()) for p in sets.held_out
+    )
+    for prompt in (*sets.train, *sets.held_out):
+        assert prompt.metadata["answer"] == max(prompt.text[:3].split())
 
 
 def test_the_same_seed_makes_the_same_model(tmp_path: Path) -> None:
