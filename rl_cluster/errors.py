@@ -39,3 +39,11 @@ class CheckpointError(RLClusterError):
 
 class NoSignalError(RLClusterError):
     """So many groups in a row were dropped that no batch can be formed."""
+
+
+class PipelineError(RLClusterError):
+    """A call on a ForwardBackwardPipeline failed; the model is as it was before the call."""
+
+
+class ResultTimeoutError(DeadlineError, TimeoutError):
+    """`future.result(timeout)` gave up waiting; the call itself goes on."""

@@ -1,0 +1,294 @@
+"""A learner on a cluster (protocols.Learner) behind the pipeline, driven by its own verbs.
+
+A learner's forward_backward answers with sums and not per token, and its gradients are plain sums whose
+weights must be known beforehand. So forward_backward here asks for a forward pass (log-probabilities, loss,
+metrics) and keeps the batch; optim_step knows how many tokens train, sends every kept batch with weights of
+1 / Σ tokens, and steps: exactly the gradient of one large batch, with one forward pass more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_cluster.algorithms.inputs import LossInputs
+from rl_cluster.algorithms.table import compute_loss
+from rl_cluster.errors import BadInputError, CheckpointError, DeadlineError, PipelineError
+from rl_cluster.pipeline.backend import Accumulation, CallableLoss, SampleRequest, SavedState, StepRequest
+from rl_cluster.pipeline.inputs import TokenInputs
+from rl_cluster.pipeline.learner_batch import LearnerBatch
+from rl_cluster.pipeline.losses import BuiltInLoss
+from rl_cluster.pipeline.metrics import loss_metrics
+from rl_cluster.pipeline.outputs import ForwardBackwardOutput, OptimStepOutput
+from rl_cluster.protocols import ForwardOutput, Learner, OptimParams, RolloutWorker, WeightPublisher
+from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec
+
+LEARNER = "learner"
+"""The learner's own part of a checkpoint folder."""
+VERBS = ("forward", "forward_backward", "optim_step", "save", "load", "compute")
+
+
+class EventLoopThread:
+    """An asyncio loop on a thread of its own; plain code waits for its coroutines, with a deadline."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="rl_cluster-learner-calls", daemon=True
+        )
+        self._thread.start()
+
+    def call(self, what: str, coroutine: Coroutine[Any, Any, Any], deadline_seconds: float) -> Any:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(deadline_seconds)
+        except TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise DeadlineError(f"{what}: the learner did not answer within {deadline_seconds:g} s") from None
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class LearnerBackend:
+    """rollout and publisher, together, let sample() draw from an engine; what was trained is published first.
+
+    deadline_seconds: for any one call of the learner, the engine or the publisher.
+    """
+
+    accepts_callables = False
+    vocab_size: int | None = None
+    max_positions: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        learner: Learner,
+        rollout: RolloutWorker | None = None,
+        publisher: WeightPublisher | None = None,
+        deadline_seconds: float = 1800.0,
+    ) -> None:
+        if missing := [verb for verb in VERBS if not callable(getattr(learner, verb, None))]:
+            raise BadInputError(
+                f"model: {type(learner).__name__} is no learner, it has no {', '.join(missing)}"
+            )
+        if (rollout is None) != (publisher is None):
+            raise BadInputError(
+                "rollout, publisher: sampling needs both, an engine and a way to publish weights to it"
+            )
+        self.accumulation = Accumulation()
+        self.step = 0
+        self._learner, self._rollout, self._publisher = learner, rollout, publisher
+        self._deadline = deadline_seconds
+        self._kept: list[tuple[LearnerBatch, BuiltInLoss]] = []
+        self._published: int | None = None
+        self._samples = 0
+        self._broken = ""
+        self._thread = EventLoopThread()
+
+    def check_tokens(self, tokens: TokenInputs, loss: BuiltInLoss | None) -> None:
+        LearnerBatch.of(tokens, loss)
+
+    def check_optimizer(self, optimizer: Any, scheduler: Any) -> None:
+        if optimizer is not None and not isinstance(optimizer, OptimParams):
+            raise BadInputError(
+                f"optimizer: {type(optimizer).__name__}; on a cluster the learner has its own, give None or "
+                "OptimParams"
+            )
+        if scheduler is not None:
+            raise BadInputError(
+                "scheduler: on a cluster the learner has its own; give OptimParams(learning_rate=…)"
+            )
+
+    def check_sampling(self, stop_strings: tuple[str, ...], tokenizer: Any) -> None:
+        del stop_strings, tokenizer  # the engine has a tokenizer of its own
+        if self._rollout is None:
+            raise BadInputError(
+                "sample: no engine to sample from; build LearnerBackend(learner, rollout, publisher)"
+            )
+
+    def forward_backward(
+        self, tokens: TokenInputs, loss: BuiltInLoss | CallableLoss, return_gradients: bool
+    ) -> ForwardBackwardOutput:
+        assert isinstance(loss, BuiltInLoss), "accepts_callables is False"
+        if return_gradients:
+            raise BadInputError(
+                "return_gradients: the gradients of a learner stay on the cluster; leave it out"
+            )
+        started = time.perf_counter()
+        self._refuse_broken()
+        batch = LearnerBatch.of(tokens, loss)
+        output = self._forward(batch, reference=False)
+        sums = _loss_of(batch, loss, output)
+        count = float(batch.trained.sum())
+        self._kept.append((batch, loss))
+        self.accumulation.add(count, "tokens")
+        metrics = {"loss": sums["loss_sum"], "num_tokens": count} | loss_metrics(loss.name, sums)
+        metrics["accumulated_steps"] = float(self.accumulation.calls)
+        metrics["execution_time"] = time.perf_counter() - started
+        return ForwardBackwardOutput(sums["loss_sum"], None, batch.padded(output.logprobs), metrics)
+
+    def optim_step(self, request: StepRequest) -> OptimStepOutput:
+        self._refuse_broken()
+        calls, params = self.accumulation.calls, request.optimizer or OptimParams()
+        if calls < request.min_calls:
+            skipped = {"skipped": 1.0, "accumulated_steps": float(calls)}
+            return OptimStepOutput(self.step, params.learning_rate or 0.0, 0.0, skipped)
+        if params.max_grad_norm is None:
+            params = replace(params, max_grad_norm=request.max_grad_norm)
+        try:
+            result = self._call("optim_step", self._train(params))
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+        self._kept.clear()
+        self.accumulation.clear()
+        self.step += not result.skipped
+        metrics = {"skipped": float(result.skipped), "accumulated_steps": float(calls)}
+        return OptimStepOutput(self.step, result.learning_rate, result.grad_norm, metrics)
+
+    async def _train(self, params: OptimParams) -> Any:
+        weight = 1.0 / self.accumulation.weight
+        for batch, loss in self._kept:
+            reference = await self._reference_to(batch.weighted(weight))
+            rows = range(batch.batch.num_rows)
+            await self._learner.forward_backward(reference, batch.layout, rows, loss.step)
+        return await self._learner.optim_step(params)
+
+    def forward(
+        self, tokens: TokenInputs, temperature: float, reference: bool
+    ) -> dict[str, torch.Tensor | None]:
+        if temperature != 1.0:
+            raise BadInputError(
+                f"temperature: {temperature}; a learner's forward uses the one that it was started with"
+            )
+        batch = LearnerBatch.of(tokens, None)
+        return {"logits": None, "logprobs": batch.padded(self._forward(batch, reference).logprobs)}
+
+    def sample(self, request: SampleRequest, tokenizer: Any) -> tuple[list[int], list[float]]:
+        del tokenizer
+        return self._call("sample", self._sample(request))
+
+    async def _sample(self, request: SampleRequest) -> tuple[list[int], list[float]]:
+        assert self._rollout is not None
+        assert self._publisher is not None
+        if self._published != self.step:
+            await self._publisher.publish(self.step)
+            self._published = self.step
+        self._samples += 1
+        task = GroupTask(
+            group_id=-self._samples,  # not of a prompt stream
+            prompt=Prompt(f"sample {self._samples}", np.array(request.prompt, dtype=np.int32), ""),
+            seeds=(request.seed,),
+            sampling=SamplingSpec(
+                temperature=request.temperature,
+                max_new_tokens=request.max_tokens,
+                top_p=request.top_p,
+                top_k=request.top_k,
+                stop=request.stop_strings,
+                stop_token_ids=request.stop_token_ids,
+            ),
+        )
+        _, reference = await self._rollout.rollout(task)
+        group = await self._value_of(reference)
+        trajectory = group.trajectories[0]
+        drawn = trajectory.action_mask
+        return trajectory.tokens[drawn].tolist(), trajectory.behaviour_logprobs[drawn].tolist()
+
+    def save(self, folder: Path) -> SavedState:
+        self._refuse_broken()
+        if self.accumulation.calls > 0:
+            raise CheckpointError(
+                "save_state: a learner does not save gradients that wait for optim_step; call optim_step "
+                "first"
+            )
+        self._call("save", self._learner.save(folder / LEARNER))
+        torch.save({"step": self.step}, folder / "state.pt")
+        return SavedState(LEARNER, LEARNER, "state.pt")
+
+    def load(self, folder: Path) -> None:
+        for part in (folder / LEARNER, folder / "state.pt"):
+            if not part.exists():
+                raise BadInputError(
+                    f"path: {part} is missing; {folder} is no checkpoint of a learner's save_state"
+                )
+        step = torch.load(folder / "state.pt", weights_only=True)["step"]
+        self._call("load", self._learner.load(folder / LEARNER))
+        self.step, self._published, self._broken = step, None, ""
+        self._kept.clear()
+        self.accumulation.clear()
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _forward(self, batch: LearnerBatch, reference: bool) -> ForwardOutput:
+        return self._call("forward", self._forward_values(batch, reference))
+
+    async def _forward_values(self, batch: LearnerBatch, reference: bool) -> ForwardOutput:
+        data = await self._reference_to(batch.batch)
+        return await self._value_of(await self._learner.forward(data, batch.layout, reference=reference))
+
+    async def _reference_to(self, value: Any) -> Any:
+        """A Ref, whatever that is for this learner."""
+        return await self._learner.compute(_same, value)
+
+    async def _value_of(self, reference: Any) -> Any:
+        value, _ = await self._learner.compute(_with_nothing, reference, returns=2)
+        return value
+
+    def _call(self, what: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self._thread.call(what, coroutine, self._deadline)
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise PipelineError(
+                f"the learner failed in an optim_step ({self._broken}), what it has accumulated is unknown; "
+                "load_state() a saved state"
+            )
+
+
+def _loss_of(batch: LearnerBatch, loss: BuiltInLoss, output: ForwardOutput) -> dict[str, float]:
+    """The metrics of the call, `loss_sum` being its mean loss, from what the learner reported."""
+    trained, whole = batch.trained, batch.weighted(1.0 / float(batch.trained.sum()))
+
+    def chosen(column: np.ndarray | None) -> torch.Tensor | None:
+        return None if column is None else torch.from_numpy(np.asarray(column, dtype=np.float32)[trained])
+
+    logprobs, weights = chosen(output.logprobs), chosen(whole.weights)
+    assert logprobs is not None
+    assert weights is not None
+    return compute_loss(
+        loss.step,
+        LossInputs(
+            row=torch.from_numpy(whole.row_of_token[trained]),
+            num_rows=whole.num_rows,
+            logprobs=logprobs,
+            weights=weights,
+            entropy=chosen(output.entropy),
+            values=chosen(output.values),
+            proximal_logprobs=chosen(whole.proximal_logprobs),
+            old_values=chosen(whole.values),
+            advantages=chosen(whole.advantages),
+            returns=chosen(whole.returns),
+        ),
+    ).metrics
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _with_nothing(value: Any) -> tuple[Any, None]:
+    return value, None

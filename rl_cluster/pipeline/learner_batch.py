@@ -1,0 +1,104 @@
+"""Padded tokens and a loss become the TokenBatch of a learner, and its results become padded again.
+
+Legend: B rows, L positions, T real tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rl_cluster.batch import TokenBatch
+from rl_cluster.errors import BadInputError
+from rl_cluster.pipeline.inputs import TokenInputs
+from rl_cluster.pipeline.losses import BuiltInLoss
+from rl_cluster.protocols import BatchLayout
+
+COLUMNS = {"proximal_logprobs": "proximal_logprobs", "advantages": "advantages", "returns": "returns"}
+"""LossInputs' field -> TokenBatch's column, where they only need to be laid end to end."""
+
+
+@dataclass(frozen=True)
+class LearnerBatch:
+    """batch: without weights, they are known only at the step. places: int64 [T], where its tokens are among
+    the B * L. trained: bool [T], the tokens that train (all others of action_mask are only reported)."""
+
+    batch: TokenBatch
+    places: np.ndarray
+    trained: np.ndarray
+    shape: tuple[int, int]
+
+    @staticmethod
+    def of(tokens: TokenInputs, loss: BuiltInLoss | None) -> LearnerBatch:
+        """Raises BadInputError for what a learner cannot be asked."""
+        ids = tokens.input_ids.cpu()
+        real = (
+            torch.ones_like(ids, dtype=torch.bool)
+            if tokens.attention_mask is None
+            else tokens.attention_mask.cpu()
+        )
+        has_target = tokens.trained.cpu()
+        if not bool((tokens.targets.cpu() == ids)[has_target].all()):
+            raise BadInputError(
+                "labels: on a cluster each label is the token of input_ids at its place, or -100 to ignore it"
+            )
+        _require_no_holes(real)
+        trained = has_target if loss is None else loss.trained(tokens).cpu()
+        places = torch.nonzero(real.flatten())[:, 0].numpy()
+        lengths = real.sum(-1).numpy().astype(np.int32)
+        rows = np.arange(len(ids), dtype=np.int32)
+        batch = TokenBatch(
+            tokens=ids.flatten().numpy()[places].astype(np.int32),
+            lengths=lengths,
+            action_mask=has_target.flatten().numpy()[places],
+            units=rows,
+            group_ids=rows,
+            **({} if loss is None else _columns(loss, places)),
+        )
+        return LearnerBatch(batch, places, trained.flatten().numpy()[places], (ids.shape[0], ids.shape[1]))
+
+    @property
+    def layout(self) -> BatchLayout:
+        batch = self.batch
+        return BatchLayout(
+            lengths=tuple(map(int, batch.lengths)),
+            action_counts=tuple(map(int, batch.action_counts)),
+            units=tuple(map(int, batch.units)),
+            group_ids=tuple(map(int, batch.group_ids)),
+        )
+
+    def weighted(self, weight: float) -> TokenBatch:
+        """Every trained token at `weight`, so that a plain sum is a mean."""
+        return self.batch.with_columns(weights=np.where(self.trained, weight, 0.0).astype(np.float32))
+
+    def padded(self, column: np.ndarray) -> torch.Tensor:
+        """float32 [B, L] of a column [T], 0 elsewhere."""
+        result = np.zeros(self.shape[0] * self.shape[1], dtype=np.float32)
+        result[self.places] = column
+        return torch.from_numpy(result).view(self.shape)
+
+
+def _columns(loss: BuiltInLoss, places: np.ndarray) -> dict[str, np.ndarray]:
+    if "values" in loss.columns:
+        raise BadInputError("values: on a cluster the learner's own critic computes them; leave them out")
+
+    def end_to_end(column: torch.Tensor) -> np.ndarray:
+        flat = column.detach().cpu().float().flatten().numpy()[places]
+        return np.nan_to_num(flat)  # what is not finite was checked to be where nothing trains
+
+    columns = {
+        theirs: end_to_end(loss.columns[ours]) for ours, theirs in COLUMNS.items() if ours in loss.columns
+    }
+    if "old_values" in loss.columns:
+        columns["values"] = end_to_end(loss.columns["old_values"])
+    return columns
+
+
+def _require_no_holes(real: torch.Tensor) -> None:
+    begins = real.clone()
+    begins[:, 1:] &= ~real[:, :-1]
+    if bool((begins.sum(-1) > 1).any()):
+        row = int((begins.sum(-1) > 1).nonzero()[0])
+        raise BadInputError(f"attention_mask: row {row} has padding between tokens; pad on one side only")
