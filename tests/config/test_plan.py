@@ -165,20 +165,29 @@ def test_adapters_on_a_shared_gpu_travel_by_gloo():
     assert plan.sync_backend == "gloo"
 
 
-def test_learner_memory_is_that_of_the_zero_paper():
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer"),
+    [(0, 2000, 2000, 12000), (1, 2000, 2000, 3000), (2, 2000, 500, 3000), (3, 500, 500, 3000)],
+)
+def test_learner_memory_is_that_of_the_zero_paper(stage, weights, gradients, optimizer):
     sizes = LearnerSizes(
         trained=1000,
         dtype="bfloat16",
-        zero_stage=2,
+        zero_stage=stage,
         num_ranks=4,
         micro_batch_tokens=10,
         gradient_checkpointing=False,
         offload_optimizer=False,
     )
     parts = dict(learner_memory(SHAPE, sizes, on_gpu=True).parts)
-    # 2 bytes × 1000 whole; gradients and the 12 bytes of Adam over 4 ranks;
     # 17 × 2 bytes × 10 tokens × 8 × 3 layers, and 3 × 4 bytes × 10 × 50 logits.
-    assert parts == {"weights": 2000, "gradients": 500, "optimizer": 3000, "activations": 8160 + 6000}
+    activations = 8160 + 6000
+    assert parts == {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "activations": activations,
+    }
 
 
 def test_checkpointing_keeps_one_layer_and_the_borders_of_the_others():
