@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from actors import vllm_compat
 from actors.engine_spec import EngineSpec
+from actors.vllm_plugin import OWNER_VARIABLE
 from rl_cluster.errors import DeadlineError, RLClusterError, WeightSyncError, WorkerDiedError
 from rl_cluster.trajectory import FinishReason, SamplingSpec
 from rl_cluster.weight_channel import Channel
@@ -56,7 +57,7 @@ class Engine:
     """Wraps an AsyncLLM; to be made and used inside one running event loop. name: for error messages."""
 
     def __init__(self, spec: EngineSpec, name: str = "engine") -> None:
-        os.environ.update(spec.environment)
+        os.environ.update(spec.environment | {OWNER_VARIABLE: str(os.getpid())})
         self.spec = spec
         self.name = name
         self.version = 0
@@ -144,7 +145,9 @@ class Engine:
         if self.spec.lora_rank is not None:
             return np.full(len(output.token_ids), begun, dtype=np.int32)
         reported = vllm_compat.reported_versions(output)
-        return self._counted_versions(request_id, begun, len(output.token_ids)) if reported is None else reported
+        return (
+            self._counted_versions(request_id, begun, len(output.token_ids)) if reported is None else reported
+        )
 
     def _counted_versions(self, request_id: str, begun: int, num_tokens: int) -> np.ndarray:
         versions = np.full(num_tokens, begun, dtype=np.int32)
@@ -155,7 +158,9 @@ class Engine:
 
     def _check_usable(self) -> None:
         if self._unusable is not None:
-            raise WeightSyncError(f"{self.name} serves nothing until a complete weight update: {self._unusable}")
+            raise WeightSyncError(
+                f"{self.name} serves nothing until a complete weight update: {self._unusable}"
+            )
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> np.ndarray:
         """float32 [P - 1]: log-probabilities of tokens[1:] at temperature 1, never from a cache."""
@@ -202,10 +207,14 @@ class Engine:
         await self._guarded(timeout_seconds, "starting the update", self._llm.start_weight_update())
         return begun
 
-    async def apply_update(self, payload: dict, timeout_seconds: float) -> None:
+    async def apply_update(self, payload: dict[str, Any], timeout_seconds: float) -> None:
         """Hand one `update_weights` payload to vLLM's workers."""
         update = self._llm.update_weights(WeightTransferUpdateRequest(update_info=payload))
         await self._guarded(timeout_seconds, "receiving weights", update)
+
+    async def apply_chunk(self, chunk: dict[str, Any], timeout_seconds: float) -> None:
+        """CUDA IPC: load one chunk of handles."""
+        await self.apply_update(vllm_compat.ipc_update(chunk), timeout_seconds)
 
     async def finish_update(self, version: int, timeout_seconds: float) -> float:
         """Serve the new version from now on; returns the time.monotonic() of it."""
@@ -249,7 +258,7 @@ class Engine:
     async def sleep(self) -> None:
         """Give the GPU's memory back (weights are kept in host memory; the cache is dropped)."""
         self._open.clear()
-        await self._llm.sleep(level=1)
+        await self._llm.sleep(level=1, mode="wait")
 
     async def wake(self) -> None:
         await self._llm.wake_up()

@@ -6,11 +6,27 @@ too, so that a checkout that is not installed works as well.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import sys
+
 BACKEND = "gloo"
+OWNER_VARIABLE = "RL_CLUSTER_ENGINE_OWNER"
+"""Process id of the process that made the engine; its subprocesses must not outlive it."""
+
+
+def end_with_owner() -> None:
+    """In a child of the owner: be killed when the owner ends, however it ends (vLLM's core would live on)."""
+    owner = os.environ.get(OWNER_VARIABLE)
+    if sys.platform == "linux" and owner is not None and os.getppid() == int(owner):
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def register() -> None:
     """Make `WeightTransferConfig(backend="gloo")` known; may be called any number of times."""
+    end_with_owner()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:

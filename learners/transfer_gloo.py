@@ -26,17 +26,18 @@ class GlooSender:
         self._store: dist.TCPStore | None = None
         self._group: Any = None
         self._channel: Channel | None = None
+        self._generation = 0
 
-    def port(self) -> int:
-        """Of the store that receivers rendezvous at; opened on the first call, then kept."""
+    def rendezvous(self) -> tuple[int, int]:
+        """Port and generation of a new rendezvous. The store behind the port is opened once, then kept."""
         if self._store is None:
             self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
-        return self._store.port
+        self._generation += 1
+        return self._store.port, self._generation
 
     def open(self, channel: Channel) -> None:
         """Blocks until every receiver has joined; raises DeadlineError after channel.timeout_seconds."""
-        self.port()
-        assert self._store is not None
+        assert self._store is not None, "rendezvous first"
         self._group, self._channel = None, channel
         try:
             self._group = gloo_group(self._store, channel, rank=0)

@@ -109,7 +109,9 @@ def fill_buckets(
             if bucket is None:
                 bucket, position = next(remaining, None), 0
                 if bucket is None:
-                    raise WeightSyncError(f"the learner yielded {name!r} after the last tensor of its metadata")
+                    raise WeightSyncError(
+                        f"the learner yielded {name!r} after the last tensor of its metadata"
+                    )
                 buffer = bucket.empty(tensor.device)
             slot = bucket.slots[position]
             if (name, tuple(tensor.shape)) != (slot.meta.name, slot.meta.shape):

@@ -19,7 +19,10 @@ def sampling(max_new_tokens=16, **options):
 
 
 def metadata(model):
-    return [TensorMeta(n, str(p.dtype).removeprefix("torch."), tuple(p.shape)) for n, p in model.named_parameters()]
+    return [
+        TensorMeta(n, str(p.dtype).removeprefix("torch."), tuple(p.shape))
+        for n, p in model.named_parameters()
+    ]
 
 
 def layer_groups(model):
@@ -35,13 +38,10 @@ class Publishing:
     def __init__(self, engine):
         self.engine = engine
         self.sender = GlooSender()
-        self.generation = int(time.time() * 1000)
 
     async def connect(self, timeout_seconds=30.0, packed_bytes=100_000):
-        self.generation += 1
-        channel = Channel(
-            "gloo", "127.0.0.1", self.sender.port(), self.generation, 2, packed_bytes, timeout_seconds
-        )
+        rendezvous = self.sender.rendezvous()
+        channel = Channel("gloo", "127.0.0.1", *rendezvous, 2, packed_bytes, timeout_seconds)
         await asyncio.gather(asyncio.to_thread(self.sender.open, channel), self.engine.join(channel, 1))
 
     async def publish(self, model, version, timeout_seconds=30.0):
