@@ -100,11 +100,13 @@ class DeepSpeedEngine:
         return {key: value for key, value in self._zero.state_dict().items() if _is_plain(value)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        whole = {**self._zero.state_dict(), **state}
-        self._zero.checkpoint_event_prologue()
-        self._zero.load_state_dict([whole] * self._world_size, load_from_fp32_weights=True)
+        whole = [{**self._zero.state_dict(), **state}] * self._world_size
         if self._stage < 3:
+            self._zero.load_state_dict(whole, load_from_fp32_weights=True)
             self._spread_masters()
+            return
+        self._zero.checkpoint_event_prologue()
+        self._zero.load_state_dict(whole)
         self._zero.checkpoint_event_epilogue()
 
     def _spread_masters(self) -> None:

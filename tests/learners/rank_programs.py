@@ -25,7 +25,9 @@ def weights_of(rank: LearnerRank) -> Weights:
     return {name: t.float().numpy().copy() for group in rank.weight_groups() for name, t in group}
 
 
-def backward(rank: LearnerRank, batch: TokenBatch, budgets: Sequence[int], step: LossStep) -> dict[str, float]:
+def backward(
+    rank: LearnerRank, batch: TokenBatch, budgets: Sequence[int], step: LossStep
+) -> dict[str, float]:
     """One optimizer step's gradient, its rows split over len(budgets) calls, each with its own budget."""
     weights = row_weights("token_mean", batch.action_counts, 128)
     rows = np.array_split(np.arange(batch.num_rows), len(budgets))

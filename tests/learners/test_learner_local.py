@@ -21,7 +21,14 @@ from rl_cluster.config.algorithm import PolicyLossConfig
 from rl_cluster.config.run import LoRAConfig, OptimizerConfig
 from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.protocols import OptimParams
-from tests.learners.learner_cases import OPTIMIZER, STEP, layout_of, make_batch, make_model, relative_difference
+from tests.learners.learner_cases import (
+    OPTIMIZER,
+    STEP,
+    layout_of,
+    make_batch,
+    make_model,
+    relative_difference,
+)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +238,9 @@ def test_bfloat16_keeps_master_weights_that_move_by_less_than_its_precision(mode
     rank.forward_backward(batch, [range(13)], weights, STEP)
     rank.optim_step(OptimParams())
     masters = rank.engine.state()["masters"]
-    assert max(float((a - b).abs().max()) for a, b in zip(masters, start, strict=True)) == pytest.approx(1e-6, rel=0.1)
+    assert max(float((a - b).abs().max()) for a, b in zip(masters, start, strict=True)) == pytest.approx(
+        1e-6, rel=0.1
+    )
     assert {meta.dtype for meta in rank.weight_metadata()} == {torch.bfloat16}
 
 

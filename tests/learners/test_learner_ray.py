@@ -1,4 +1,4 @@
-"""Two ranks as Ray actors over gloo: ZeRO computes what one plain rank computes. One group serves all tests."""
+"""Two ranks as Ray actors over gloo compute what one plain rank computes. One group serves all tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from rl_cluster.algorithms.steps import ValueStep
 from rl_cluster.config.run import LoRAConfig
 from rl_cluster.errors import CheckpointError, DeadlineError, WorkerDiedError
 from tests.learners import rank_programs
-from tests.learners.learner_cases import OPTIMIZER, STEP, layout_of, make_batch, make_model, relative_difference
+from tests.learners.learner_cases import (
+    OPTIMIZER,
+    STEP,
+    layout_of,
+    make_batch,
+    make_model,
+    relative_difference,
+)
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -140,7 +147,9 @@ async def test_a_separate_critic_and_adapters_train_under_zero_as_on_one_rank(
             assert max(np.abs(weights[n] - expected[n]).max() for n in expected) < 2e-5
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [(3, "float32"), (3, "bfloat16"), (2, "bfloat16"), (1, "float32")])
+@pytest.mark.parametrize(
+    ("stage", "dtype"), [(3, "float32"), (3, "bfloat16"), (2, "bfloat16"), (1, "float32")]
+)
 async def test_save_and_load_continue_bit_for_bit(
     group: LearnerGroup, spec: LearnerSpec, stage: int, dtype: Any, tmp_path: Path
 ) -> None:
