@@ -7,7 +7,6 @@ formula, normalisation, mask and reduction, weight, clipping.
 from __future__ import annotations
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rl_cluster.checks import check_number
 from rl_cluster.errors import BadInputError
 
 Reduction = Literal["mean", "sum", "none"]
@@ -53,15 +53,6 @@ class CustomLossConfig:
         check_number("CustomLossConfig.epsilon", self.epsilon, above=0.0)
         if self.clip_value is not None:
             check_number("CustomLossConfig.clip_value", self.clip_value, above=0.0)
-
-
-def check_number(field: str, value: Any, above: float = -math.inf, at_least: float = -math.inf) -> None:
-    """BadInputError unless value is a finite number > above and ≥ at_least."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= above or value < at_least:
-        limit = f" above {above:g}" if above > -math.inf else ""
-        limit = f" of at least {at_least:g}" if at_least > -math.inf else limit
-        raise BadInputError(f"{field}={value!r}: must be a finite number{limit}.")
 
 
 class CustomLoss(nn.Module, ABC):

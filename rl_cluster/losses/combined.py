@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from rl_cluster.checks import check_number
 from rl_cluster.errors import BadInputError
-from rl_cluster.losses.base import CustomLoss, CustomLossConfig, check_number
+from rl_cluster.losses.base import CustomLoss, CustomLossConfig
 
 
 class CompositeLoss(CustomLoss):

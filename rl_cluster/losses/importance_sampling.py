@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from rl_cluster.losses.base import CustomLoss, CustomLossConfig, check_number, expand_mask, masked_mean
+from rl_cluster.checks import check_number
+from rl_cluster.losses.base import CustomLoss, CustomLossConfig, expand_mask, masked_mean
 from rl_cluster.losses.ratio_terms import importance_ratio, same_shape, temper_log_ratio
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from rl_cluster.algorithms.kl import kl_per_token
+from rl_cluster.checks import check_number
 from rl_cluster.errors import BadInputError
-from rl_cluster.losses.base import CustomLoss, CustomLossConfig, check_number, expand_mask, masked_mean
+from rl_cluster.losses.base import CustomLoss, CustomLossConfig, expand_mask, masked_mean
 from rl_cluster.losses.ratio_terms import same_shape, temper_log_ratio
 
 

@@ -8,8 +8,9 @@ import torch
 
 from rl_cluster.algorithms.kl import safe_logprobs
 from rl_cluster.algorithms.losses import clip_loss, clipped_value_loss
+from rl_cluster.checks import check_number
 from rl_cluster.errors import BadInputError
-from rl_cluster.losses.base import CustomLoss, CustomLossConfig, check_number, expand_mask, masked_mean
+from rl_cluster.losses.base import CustomLoss, CustomLossConfig, expand_mask, masked_mean
 from rl_cluster.losses.ratio_terms import importance_ratio, same_shape, temper_log_ratio
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from rl_cluster.checks import check_number
 from rl_cluster.errors import BadInputError
 from rl_cluster.losses.base import (
     REDUCTIONS,
     CustomLoss,
     CustomLossConfig,
     Reduction,
-    check_number,
     expand_mask,
     masked_mean,
     reduce_loss,

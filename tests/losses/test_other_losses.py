@@ -246,3 +246,13 @@ def test_adaptive_loss_takes_the_arguments_of_its_base():
     assert half(policy, old, advantages).item() == pytest.approx(0.5 * ppo(policy, old, advantages).item())
     unreduced = AdaptiveLoss(named("a", reduction="none"), lambda step: 2.0)
     assert unreduced(X, Y, torch.tensor([0.5, 0.0])).item() == pytest.approx(2 * 0.5)
+
+
+def test_the_defaults_are_the_documented_ones():
+    focal, contrastive, variance = FocalLoss(), ContrastiveLoss(), VarianceLoss()
+    assert TokenLevelLoss().ignore_index == -100
+    assert (focal.alpha, focal.gamma) == (0.25, 2.0)
+    assert (contrastive.margin, contrastive.distance_metric) == (1.0, "cosine")
+    assert (variance.target_variance, variance.beta) == (1.0, 0.1)
+    outputs = torch.tensor([[0.0], [2.0]])
+    assert variance_regularization(outputs).item() == pytest.approx((math.sqrt(2) - 1) ** 2)

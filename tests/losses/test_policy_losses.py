@@ -209,3 +209,44 @@ def test_compute_kl_penalty_is_the_exact_divergence_of_the_policy_from_the_refer
 def test_arguments_that_cannot_work_are_named(make, message):
     with pytest.raises(BadInputError, match=message):
         make()
+
+
+def test_gradients_reach_the_current_policy_and_the_critic_only():
+    new, old, advantages, old_values, returns, values = (
+        tensor(array).requires_grad_()
+        for array in (OLD + np.log(RATIO), OLD, ADVANTAGES, OLD_VALUES, RETURNS, VALUES)
+    )
+    total = PPOLoss(value_clip=0.4)(new, old, advantages, values, old_values, returns)
+    total = total + ImportanceSamplingLoss()(new, old, advantages) + KLDivergenceLoss()(new, old)
+    total = total + compute_ppo_loss(new, old, advantages)[0] + compute_kl_penalty(new, old)
+    total.backward()
+    assert [old.grad, advantages.grad, old_values.grad, returns.grad] == [None] * 4
+    assert new.grad.abs().min() > 0
+    assert values.grad.abs().max() > 0
+
+
+def test_each_kl_token_has_the_gradient_of_half_the_squared_log_ratio():
+    policy, reference = tensor([[-1.0, -2.0, -1.0]]).requires_grad_(), tensor([[-1.5, -1.8, -9.0]])
+    KLDivergenceLoss(target_kl=0.0, kl_coef=3.0)(policy, reference, tensor([[1.0, 1.0, 0.0]])).backward()
+    assert policy.grad.numpy() == pytest.approx(3.0 * np.array([[0.5, -0.2, 0.0]]) / 2)
+
+
+def test_masked_tokens_are_zero_even_before_the_reduction():
+    mask = tensor([[1.0, 0.5, 0.0], [0.0, 0.0, 0.0]])
+    for loss in (PPOLoss(), ImportanceSamplingLoss(normalize=False)):
+        whole, masked = loss.compute_loss(NEW, OLD_T, ADV), loss.compute_loss(NEW, OLD_T, ADV, mask=mask)
+        assert masked.tolist() == [[whole[0, 0], whole[0, 1], 0.0], [0.0, 0.0, 0.0]]
+    nothing = ImportanceSamplingLoss()(NEW, OLD_T, ADV, mask=torch.zeros(2, 3))
+    assert nothing.item() == 0
+
+
+def test_the_defaults_are_the_documented_ones():
+    ppo, sampling, kl = PPOLoss(), ImportanceSamplingLoss(), KLDivergenceLoss()
+    assert (ppo.clip_param, ppo.value_clip, ppo.entropy_coef, ppo.value_loss_coef) == (0.2, None, 0.01, 0.5)
+    assert (sampling.clip_ratio, sampling.normalize) == (10.0, True)
+    assert (kl.target_kl, kl.kl_coef) == (0.01, 0.1)
+    assert [loss.config.name for loss in (ppo, sampling, kl)] == [
+        "ppo",
+        "importance_sampling",
+        "kl_divergence",
+    ]

@@ -1,0 +1,54 @@
+"""Environments that a policy plays in: free text, several objectives, preferences, mathematics, code."""
+
+from rl_cluster.environments.batch_rewards import create_env_aware_reward_fn, environment_scorer
+from rl_cluster.environments.case_environment import (
+    Case,
+    CaseEnvironment,
+    CaseSettings,
+    case_reward_function,
+    check_case_environment,
+    environment_tools,
+    load_case_environment,
+    read_cases,
+)
+from rl_cluster.environments.code_env import create_code_generation_env
+from rl_cluster.environments.code_problems import CodeProblem, CodeTest
+from rl_cluster.environments.code_runner import CodeLimits
+from rl_cluster.environments.episode import Observation, RLEnvironment, StepResult, Trajectory
+from rl_cluster.environments.from_config import create_rl_environment
+from rl_cluster.environments.math_env import create_math_problem_env
+from rl_cluster.environments.math_problems import MathProblem, make_math_problems
+from rl_cluster.environments.multi_objective import MultiObjectiveRewardEnv
+from rl_cluster.environments.play import model_player, play_episode
+from rl_cluster.environments.preference import PreferenceComparisonEnv
+from rl_cluster.environments.text_generation import TextGenerationEnv
+
+__all__ = [
+    "Observation",
+    "StepResult",
+    "Trajectory",
+    "RLEnvironment",
+    "TextGenerationEnv",
+    "MultiObjectiveRewardEnv",
+    "PreferenceComparisonEnv",
+    "create_math_problem_env",
+    "make_math_problems",
+    "MathProblem",
+    "create_code_generation_env",
+    "CodeProblem",
+    "CodeTest",
+    "CodeLimits",
+    "create_rl_environment",
+    "create_env_aware_reward_fn",
+    "environment_scorer",
+    "play_episode",
+    "model_player",
+    "CaseEnvironment",
+    "CaseSettings",
+    "Case",
+    "check_case_environment",
+    "load_case_environment",
+    "read_cases",
+    "environment_tools",
+    "case_reward_function",
+]
