@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import torch
 
-from rl_cluster.errors import BadInputError
 from rl_cluster.pipeline.inputs import TokenInputs
 from rl_cluster.pipeline.losses import BuiltInLoss
 from rl_cluster.pipeline.outputs import ForwardBackwardOutput, OptimStepOutput
@@ -46,25 +45,16 @@ class SampleRequest:
 
 @dataclass
 class Accumulation:
-    """The calls since the last optimizer step. weight: tokens, or calls of callables that name no tokens."""
+    """The calls since the last optimizer step. weight: of all of them, in trained tokens."""
 
     calls: int = 0
     weight: float = 0.0
-    unit: str | None = None
 
-    def check_unit(self, unit: str) -> None:
-        """Means over tokens and scalars of unknown weight cannot be averaged with each other."""
-        if self.calls > 0 and self.unit != unit:
-            raise BadInputError(
-                f"loss_fn: this call is weighed by {unit}, those accumulated before it by {self.unit}; call "
-                "optim_step between them, or let the callable return WeightedLoss(loss, num_tokens)"
-            )
-
-    def add(self, weight: float, unit: str) -> None:
-        self.calls, self.weight, self.unit = self.calls + 1, self.weight + weight, unit
+    def add(self, weight: float) -> None:
+        self.calls, self.weight = self.calls + 1, self.weight + weight
 
     def clear(self) -> None:
-        self.calls, self.weight, self.unit = 0, 0.0, None
+        self.calls, self.weight = 0, 0.0
 
 
 @dataclass(frozen=True)

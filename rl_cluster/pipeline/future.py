@@ -76,9 +76,10 @@ class Lane:
         self._lock = threading.Lock()
         self._count = 0
         self._closed = False
-        self._thread: int | None = None
+        # The thread must not refer to this object: a lane that is forgotten then ends its thread.
+        self._thread: list[int] = []
         self._executor = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix=f"rl_cluster-{name}", initializer=self._note_thread
+            1, f"rl_cluster-{name}", initializer=_note_thread, initargs=(self._thread,)
         )
 
     def submit(self, label: str, call: Callable[[], Any]) -> AsyncTrainingFuture:
@@ -100,7 +101,7 @@ class Lane:
 
     def is_current(self) -> bool:
         """True on the lane's own thread."""
-        return threading.get_ident() == self._thread
+        return threading.get_ident() in self._thread
 
     def shutdown(self, cancel_pending: bool = False) -> None:
         """Finish what is queued (or cancel it), then end the thread. May be called twice."""
@@ -108,5 +109,6 @@ class Lane:
             self._closed = True
         self._executor.shutdown(wait=not self.is_current(), cancel_futures=cancel_pending)
 
-    def _note_thread(self) -> None:
-        self._thread = threading.get_ident()
+
+def _note_thread(place: list[int]) -> None:
+    place.append(threading.get_ident())

@@ -51,8 +51,9 @@ class TokenInputs:
 def token_inputs(
     input_ids: Any, attention_mask: Any, labels: Any, vocab_size: int | None, *, any_labels: bool = False
 ) -> TokenInputs:
-    """Check and copy. labels None: every real token is its own label. any_labels: labels of whatever shape
-    are for a callable to read, and the log-probabilities are those of input_ids. Raises BadInputError."""
+    """Check and copy. labels None: every real token is its own label. any_labels: they are for a callable
+    to read and may have any shape; the targets are those of input_ids, where labels of their shape are not
+    -100. Raises BadInputError."""
     ids = _token_ids("input_ids", input_ids, vocab_size)
     mask = None if attention_mask is None else binary_mask("attention_mask", attention_mask, ids)
     if mask is not None and not bool(mask.any(-1).all()):
@@ -62,6 +63,8 @@ def token_inputs(
     targets, trained = ids, torch.ones_like(ids, dtype=torch.bool)
     if own is not None and not any_labels:
         targets, trained = _targets(own, ids, vocab_size)
+    elif own is not None and own.shape == ids.shape and not own.is_floating_point():
+        trained = own.to(ids.device) != IGNORED
     trained = trained.clone()
     trained[:, 0] = False
     if mask is not None:

@@ -134,7 +134,7 @@ class LearnerBackend:
         sums = _loss_of(batch, loss, output)
         count = float(batch.trained.sum())
         self._kept.append((batch, loss))
-        self.accumulation.add(count, "tokens")
+        self.accumulation.add(count)
         metrics = {"loss": sums["loss_sum"], "num_tokens": count} | loss_metrics(loss.name, sums)
         metrics["accumulated_steps"] = float(self.accumulation.calls)
         metrics["execution_time"] = time.perf_counter() - started

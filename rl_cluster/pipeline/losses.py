@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,14 @@ class BuiltInLoss:
     step: CrossEntropyStep | PolicyStep
     columns: dict[str, torch.Tensor]
     mask: torch.Tensor | None = None
+
+    @property
+    def needs_entropy(self) -> bool:
+        return isinstance(self.step, PolicyStep) and self.step.loss.entropy_coef > 0
+
+    def to(self, device: torch.device) -> BuiltInLoss:
+        columns = {name: column.to(device) for name, column in self.columns.items()}
+        return replace(self, columns=columns, mask=None if self.mask is None else self.mask.to(device))
 
     def trained(self, tokens: TokenInputs) -> torch.Tensor:
         """bool [B, L]: the tokens that train."""

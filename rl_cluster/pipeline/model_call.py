@@ -160,7 +160,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def require_finite(loss: torch.Tensor) -> None:
     if not bool(loss.isfinite()):
         raise PipelineError(
-            f"the loss is {float(loss)}; its gradient was not accumulated. Look for infinite logits, or log-"
+            f"the loss is {float(loss.detach())}; its gradient was not accumulated. Look for infinite "
+            "logits, or log-"
             "probabilities of another model"
         )
 

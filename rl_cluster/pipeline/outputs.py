@@ -46,8 +46,8 @@ class OptimStepOutput:
 class WeightedLoss:
     """What a callable loss may return to accumulate as exactly as the built-in ones.
 
-    loss: scalar tensor, a mean over `weight` tokens. weight: that number, positive. Calls are then combined
-    as Σ weight · loss / Σ weight.
+    loss: scalar tensor, a mean over `weight` tokens (or rows, or pairs). weight: that number, positive; a
+    bare scalar weighs as many tokens as have labels. Calls combine as Σ weight · loss / Σ weight.
     """
 
     loss: torch.Tensor

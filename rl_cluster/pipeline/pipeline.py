@@ -187,6 +187,23 @@ class ForwardBackwardPipeline:
         from torch's generator, so torch.manual_seed decides. logprobs: of each token at the temperature
         (greedy: at 1), before top_k and top_p.
         """
+        random = torch.get_rng_state()
+        try:
+            return self._sample(prompt, max_tokens, temperature, top_k, top_p, stop, seed)
+        except BaseException:
+            torch.set_rng_state(random)  # the seed was drawn from it
+            raise
+
+    def _sample(
+        self,
+        prompt: Any,
+        max_tokens: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        stop: Any,
+        seed: int | None,
+    ) -> dict[str, list[Any]]:
         backend = self._backend
         request = sample_request(
             prompt,

@@ -8,39 +8,25 @@ of all these calls would give.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from rl_cluster.algorithms.inputs import LossInputs
-from rl_cluster.algorithms.table import compute_loss
 from rl_cluster.errors import BadInputError
 from rl_cluster.pipeline.backend import Accumulation, CallableLoss, SampleRequest, SavedState, StepRequest
 from rl_cluster.pipeline.inputs import TokenInputs
+from rl_cluster.pipeline.loss_run import LossRun, run_built_in, run_callable
 from rl_cluster.pipeline.losses import BuiltInLoss
-from rl_cluster.pipeline.metrics import loss_metrics
-from rl_cluster.pipeline.model_call import (
-    CausalModel,
-    chosen_logits,
-    entropies,
-    evaluating,
-    logits_of,
-    logprobs_of,
-    require_finite,
-    spread,
-    target_logprobs,
-    values_of,
-)
+from rl_cluster.pipeline.model_call import CausalModel, evaluating, logits_of, logprobs_of, require_finite
 from rl_cluster.pipeline.optimizing import (
     check_torch_optimizer,
     clip_into_copies,
     gradient_norm,
     owned_parameters,
 )
-from rl_cluster.pipeline.outputs import ForwardBackwardOutput, OptimStepOutput, WeightedLoss
+from rl_cluster.pipeline.outputs import ForwardBackwardOutput, OptimStepOutput
 from rl_cluster.pipeline.rollback import Rollback
 from rl_cluster.pipeline.sampling import generate
 from rl_cluster.pipeline.torch_state import TorchState, read_torch_state, write_torch_state
@@ -83,86 +69,27 @@ class TorchBackend:
         started = time.perf_counter()
         self._forget_if_zeroed()
         parameters = list(self.module.parameters())
-        callable_loss = isinstance(loss, CallableLoss)
         # Only the user's own function gets the chance to write to the weights.
-        with Rollback(self.module, parameters if callable_loss else []), torch.enable_grad():
+        writable = parameters if isinstance(loss, CallableLoss) else []
+        with Rollback(self.module, writable), torch.enable_grad():
             earlier = [parameter.grad for parameter in parameters]
             for parameter in parameters:
                 parameter.grad = None
-            tokens = tokens.to(self.device)
-            run = self._run_callable if isinstance(loss, CallableLoss) else self._run_built_in
-            mean, weight, unit, output, metrics = run(tokens, loss)  # type: ignore[arg-type, operator]
-            require_finite(mean)
-            mean.backward()
+            run = self._run(tokens.to(self.device), loss)
+            require_finite(run.loss)
+            run.loss.backward()
             gradients = self._copies_of_gradients() if return_gradients else None
-            self._merge(parameters, earlier, weight)
-            logprobs = metrics.pop("logprobs", None)
-            if logprobs is None:
-                logprobs = logprobs_of(output, tokens)
-            value, logits = float(mean.detach()), logits_of(output).detach()
-        self.accumulation.add(weight, unit)
-        metrics = {"loss": value, "num_tokens": float(tokens.trained.sum())} | metrics
-        metrics["accumulated_steps"] = float(self.accumulation.calls)
+            self._merge(parameters, earlier, run.weight)
+            value = float(run.loss.detach())
+        self.accumulation.add(run.weight)
+        metrics = {"loss": value, "accumulated_steps": float(self.accumulation.calls)} | run.metrics
         metrics["execution_time"] = time.perf_counter() - started
-        return ForwardBackwardOutput(value, logits, logprobs, metrics, gradients)
+        return ForwardBackwardOutput(value, run.logits, run.logprobs, metrics, gradients)
 
-    def _run_built_in(
-        self, tokens: TokenInputs, loss: BuiltInLoss
-    ) -> tuple[Any, float, str, Any, dict[str, Any]]:
-        self.accumulation.check_unit("tokens")
-        columns = {name: column.to(self.device) for name, column in loss.columns.items()}
-        trained = loss.trained(tokens) if loss.mask is None else tokens.trained & loss.mask.to(self.device)
-        needs_values = "returns" in columns and "values" not in columns
-        output = self.model.run(tokens, with_values=needs_values)
-        logits = chosen_logits(logits_of(output), tokens.trained, loss.step.temperature)
-        logprobs = target_logprobs(logits, tokens.targets[tokens.trained])
-        chosen = trained[tokens.trained]
-        rows, places = trained.nonzero(as_tuple=True)
-        wants_entropy = getattr(getattr(loss.step, "loss", None), "entropy_coef", 0.0) > 0
-        constants = {name: column[trained].to(logprobs.dtype) for name, column in columns.items()}
-        if needs_values:
-            constants["values"] = values_of(output)[rows, places - 1]
-        result = compute_loss(
-            loss.step,
-            LossInputs(
-                row=rows,
-                num_rows=len(trained),
-                logprobs=logprobs[chosen],
-                weights=torch.full_like(logprobs[chosen], 1.0 / len(rows)).detach(),
-                entropy=entropies(logits[chosen]) if wants_entropy else None,
-                **constants,
-            ),
-        )
-        metrics = loss_metrics(loss.name, result.metrics)
-        return (
-            result.loss,
-            float(len(rows)),
-            "tokens",
-            output,
-            metrics
-            | {
-                "num_tokens": float(len(rows)),
-                "logprobs": spread(logprobs, tokens.trained),
-            },
-        )
-
-    def _run_callable(
-        self, tokens: TokenInputs, loss: CallableLoss
-    ) -> tuple[Any, float, str, Any, dict[str, Any]]:
-        output = self.model.run(tokens)
-        arguments = {
-            key: value.to(self.device) if isinstance(value, torch.Tensor) else value
-            for key, value in loss.arguments.items()
-        }
-        if loss.takes_model:
-            mask = None if tokens.attention_mask is None else tokens.attention_mask.long()
-            inputs = {"input_ids": tokens.input_ids, "attention_mask": mask}
-            returned = loss.function(self.module, inputs, output, **arguments)
-        else:
-            returned = loss.function(output, tokens.labels, **arguments)
-        scalar, weight, unit, metrics = _unpacked(returned)
-        self.accumulation.check_unit(unit)
-        return scalar, weight, unit, output, dict(metrics)
+    def _run(self, tokens: TokenInputs, loss: BuiltInLoss | CallableLoss) -> LossRun:
+        if isinstance(loss, CallableLoss):
+            return run_callable(self.model, tokens, loss)
+        return run_built_in(self.model, tokens, loss.to(self.device))
 
     def _merge(self, parameters: list[nn.Parameter], earlier: list[Any], weight: float) -> None:
         before = self.accumulation.weight
@@ -251,28 +178,3 @@ class TorchBackend:
 
     def close(self) -> None:
         return None
-
-
-def _unpacked(returned: Any) -> tuple[torch.Tensor, float, str, Mapping[str, Any]]:
-    """(scalar, weight, unit, metrics) of what a callable returned."""
-    weight, unit, metrics = 1.0, "calls", {}
-    if isinstance(returned, WeightedLoss):
-        weight, unit, metrics = float(returned.weight), "tokens", returned.metrics
-        returned = returned.loss
-        if not 0.0 < weight < float("inf"):
-            raise BadInputError(
-                f"loss_fn: it returned the weight {weight}; give the number of tokens, above 0"
-            )
-    elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
-        returned, metrics = returned
-    if not isinstance(returned, torch.Tensor) or returned.dim() != 0:
-        shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, torch.Tensor) else ""
-        raise BadInputError(
-            f"loss_fn: it returned {type(returned).__name__}{shape}; return a scalar tensor, such as "
-            "loss.mean()"
-        )
-    if not returned.requires_grad:
-        raise BadInputError(
-            "loss_fn: the scalar that it returned has no gradient; compute it from the outputs"
-        )
-    return returned, weight, unit, metrics

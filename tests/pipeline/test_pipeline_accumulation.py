@@ -123,7 +123,7 @@ def mean_loss(model, inputs, outputs, scale=1.0):
     return -scale * logprobs.mean()
 
 
-def test_custom_losses_are_averaged_over_calls_and_receive_their_arguments(models, pipelines):
+def test_custom_losses_weigh_by_their_tokens_and_receive_their_arguments(models, pipelines):
     model = models.Table()
     pipeline = pipelines(model)
     one, two = torch.tensor([[1, 2, 3]]), torch.tensor([[3, 0]])
@@ -131,16 +131,16 @@ def test_custom_losses_are_averaged_over_calls_and_receive_their_arguments(model
     pipeline.forward_backward_custom(two, mean_loss, attention_mask=torch.ones_like(two)).result()
     expected = models.Table()
     losses = [mean_loss(expected, {"input_ids": ids}, expected(ids)) for ids in (one, two)]
-    ((3.0 * losses[0] + losses[1]) / 2).backward()
+    ((2 * 3.0 * losses[0] + 1 * losses[1]) / 3).backward()
     assert first.loss == pytest.approx(3.0 * float(losses[0].detach()))
     torch.testing.assert_close(model.table.grad, expected.table.grad)
 
 
-def test_callables_that_name_their_tokens_accumulate_like_the_built_in_loss(models, pipelines):
+def test_a_callable_may_say_what_its_loss_weighs(models, pipelines):
     def weighted(outputs, labels):
         kept = labels[:, 1:] != -100
         logprobs = outputs[:, :-1].log_softmax(-1).gather(-1, labels[:, 1:, None].clamp(min=0))[..., 0]
-        return WeightedLoss(-logprobs[kept].mean(), float(kept.sum()), {"kept": float(kept.sum())})
+        return WeightedLoss(-logprobs[kept].mean(), float(kept.sum()) * 4, {"kept": float(kept.sum())})
 
     one, two = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[3, 0]])
     built_in, own = models.Table(), models.Table()
@@ -149,7 +149,13 @@ def test_callables_that_name_their_tokens_accumulate_like_the_built_in_loss(mode
         pipeline.forward_backward(one, labels=one, loss_fn="cross_entropy").result()
         output = pipeline.forward_backward(two, labels=two, loss_fn=loss_fn).result()
     assert output.metrics["kept"] == 1.0
-    torch.testing.assert_close(own.table.grad, built_in.table.grad)
+    gradients = []
+    for ids in (one, two):
+        model = models.Table()
+        pipelines(model).forward_backward(ids).result()
+        gradients.append(model.table.grad)
+    torch.testing.assert_close(built_in.table.grad, (3 * gradients[0] + 1 * gradients[1]) / 4)
+    torch.testing.assert_close(own.table.grad, (3 * gradients[0] + 4 * gradients[1]) / 7)
 
 
 def test_a_callable_may_return_metrics_and_reads_labels_of_any_kind(models, pipelines):
@@ -159,20 +165,24 @@ def test_a_callable_may_return_metrics_and_reads_labels_of_any_kind(models, pipe
     pipeline = pipelines(models.Table())
     wanted = torch.tensor([0.5], dtype=torch.float64)
     ids = torch.tensor([[1, 2]])
-    output = pipeline.forward_backward(ids, labels=wanted, loss_fn=regression, loss_fn_kwargs={"power": 2}).result()
+    output = pipeline.forward_backward(
+        ids, labels=wanted, loss_fn=regression, loss_fn_kwargs={"power": 2}
+    ).result()
     expected = (models.Table()(ids).mean((1, 2)) - 0.5) ** 2
     assert output.loss == pytest.approx(float(expected.detach()))
     assert output.metrics["power"] == 2
 
 
-def test_losses_of_unknown_weight_cannot_be_mixed_with_means_over_tokens(models, pipelines):
-    model = models.Table()
-    pipeline = pipelines(model)
-    pipeline.forward_backward([[1, 2, 3]]).result()
-    before = model.table.grad.clone()
-    with pytest.raises(ValueError, match="weighed by calls.*WeightedLoss"):
-        pipeline.forward_backward_custom(torch.tensor([[1, 2]]), mean_loss).result()
-    assert torch.equal(model.table.grad, before)
+def test_custom_and_built_in_losses_mix_in_one_step(models, pipelines):
+    mixed, plain = models.Table(), models.Table()
+    one, two = torch.tensor([[1, 2, 3]]), torch.tensor([[3, 0]])
+    pipeline = pipelines(mixed)
+    pipeline.forward_backward(one)
+    pipeline.forward_backward_custom(two, mean_loss).result()
+    pipeline = pipelines(plain)
+    pipeline.forward_backward(one)
+    pipeline.forward_backward(two).result()
+    torch.testing.assert_close(mixed.table.grad, plain.table.grad)
 
 
 def test_parameters_that_a_call_does_not_use_keep_their_share(pipelines):
