@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import Any
 
 import ray
 
 from actors.scorer_handle import Limits, RayScorer
 from rl_cluster.config.reward import RewardModelScorer
-from rl_cluster.rewards.batch_queue import BatchQueue
-from rl_cluster.rewards.calling import Outcome, failure_of, read_answer
-from rl_cluster.rewards.reward_model import RewardModel, check_reward_model, load_reward_model
+from rl_cluster.rewards.calling import Outcome
+from rl_cluster.rewards.local_reward_model import LocalRewardModel
+from rl_cluster.rewards.reward_model import check_reward_model, load_reward_model
 from rl_cluster.trajectory import TrajectoryGroup
 
 CALLS_PER_WORKER = 256
@@ -31,37 +30,28 @@ class RewardModelWorker:
         self._policy_tokenizer = policy_tokenizer
         self._device = device
         self._num_threads = num_threads
-        self._model: RewardModel | None = None
-        self._queue: BatchQueue | None = None
+        self._scorer: LocalRewardModel | None = None
 
     async def start(self) -> int:
         """Load the checkpoint; returns the process id. BadInputError as load_reward_model."""
         import torch
 
         torch.set_num_threads(self._num_threads)
-        self._model = load_reward_model(
+        model = load_reward_model(
             self._config.path,
             self._policy_tokenizer,
             tokens_per_batch=self._config.tokens_per_batch,
             dtype=self._config.dtype,
             device=self._device,
         )
-        self._queue = BatchQueue(self._model.score)
+        # Without a limit here: the handle's deadline ends this process.
+        self._scorer = LocalRewardModel(self._name, model)
         return os.getpid()
 
     async def score(self, *groups: TrajectoryGroup) -> list[Outcome]:
         """One outcome per group, in order."""
-        return list(await asyncio.gather(*(self._score_group(group) for group in groups)))
-
-    async def _score_group(self, group: TrajectoryGroup) -> Outcome:
-        assert self._model is not None, "start() comes first"
-        assert self._queue is not None, "start() comes first"
-        start = time.perf_counter()
-        try:
-            values = await self._queue.score(self._model.encode(group))
-        except Exception as error:  # noqa: BLE001 — a typed failure, with its traceback, for the loop
-            return failure_of(self._name, error)
-        return read_answer(self._name, values, (len(values),), time.perf_counter() - start)[0]
+        assert self._scorer is not None, "start() comes first"
+        return list(await asyncio.gather(*(self._scorer.score(group) for group in groups)))
 
 
 def make_reward_model_scorer(

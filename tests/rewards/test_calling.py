@@ -80,6 +80,7 @@ def test_dicts_become_components_and_their_score_or_sum_the_value() -> None:
     ("answer", "kind", "message"),
     [
         ([1.0, 2.0], "wrong_length", "returned 2 scores for 3 responses"),
+        ([1.0, 2.0, 3.0, 4.0], "wrong_length", "returned 4 scores for 3 responses"),
         ([], "wrong_length", "returned 0 scores for 3 responses"),
         ([1.0, float("nan"), 2.0], "not_finite", "returned nan for sample 1"),
         ([1.0, 2.0, float("-inf")], "not_finite", "returned -inf for sample 2"),

@@ -11,12 +11,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
+)
 
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.scratch import build_tokenizer, save_scratch_model
-from rl_cluster.rewards.reward_model import check_reward_model, load_reward_model, plan_batches
+from rl_cluster.rewards.reward_model import RewardModel, check_reward_model, load_reward_model, plan_batches
 from rl_cluster.trajectory import TrajectoryGroup
 
 MakeGroup = Callable[..., TrajectoryGroup]
@@ -67,6 +73,28 @@ def test_scores_equal_transformers_one_by_one_whatever_shares_the_batch(
         model = load_reward_model(str(checkpoint), tokenizer, tokens_per_batch=tokens_per_batch)
         scores = model.score(model.encode(group))
         np.testing.assert_allclose(scores, expected, rtol=1e-5)
+
+
+def test_padding_is_masked_in_models_that_look_ahead(tokenizer: Any, make_group: MakeGroup) -> None:
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_labels=1,
+        initializer_range=0.3,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    bert = BertForSequenceClassification(config).eval()
+    model = RewardModel(bert, tokenizer, tokenizer, 1000)
+    sequences = model.encode(make_group("1+1=", RESPONSES))
+    with torch.no_grad():
+        alone = [
+            float(bert(input_ids=torch.tensor(ids[None].astype("int64"))).logits[0, 0]) for ids in sequences
+        ]
+    np.testing.assert_allclose(model.score(sequences), alone, rtol=1e-4, atol=1e-5)
 
 
 def test_another_tokenizers_model_reads_the_text_anew(

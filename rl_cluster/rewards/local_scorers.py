@@ -1,0 +1,36 @@
+"""The rewards section of a configuration in, its scorers in this process out (no Ray)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_cluster.config.reward import RewardConfig, RewardModelScorer, ScorerConfig
+from rl_cluster.protocols import Scorer
+from rl_cluster.rewards.loading import make_function, scorer_names
+from rl_cluster.rewards.local_scorer import LocalScorer
+
+
+def make_local_scorers(
+    rewards: RewardConfig, policy_tokenizer: Any, *, device: str = "cpu"
+) -> tuple[Scorer, ...]:
+    """One scorer per entry, in order. BadInputError as load_function, load_reward_model and scorer_names."""
+    names = scorer_names(rewards.scorers)
+    pairs = zip(rewards.scorers, names, strict=True)
+    return tuple(_make(config, name, policy_tokenizer, device) for config, name in pairs)
+
+
+def _make(config: ScorerConfig, name: str, policy_tokenizer: Any, device: str) -> Scorer:
+    if not isinstance(config, RewardModelScorer):
+        return LocalScorer(name, make_function(config), config.weight, config.timeout_seconds)
+    # Only here: they import torch.
+    from rl_cluster.rewards.local_reward_model import LocalRewardModel
+    from rl_cluster.rewards.reward_model import load_reward_model
+
+    model = load_reward_model(
+        config.path,
+        policy_tokenizer,
+        tokens_per_batch=config.tokens_per_batch,
+        dtype=config.dtype,
+        device=device,
+    )
+    return LocalRewardModel(name, model, config.weight, config.timeout_seconds)
