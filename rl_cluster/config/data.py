@@ -30,6 +30,8 @@ class AdditionSource(Config):
     template: str = "{a}+{b}="
     """With `chat`, the user's message."""
     chat: bool = False
+    answer_digits: PositiveInt = 1
+    """The answer is written with leading zeros up to so many digits."""
 
 
 class ReasoningGymSource(Config):

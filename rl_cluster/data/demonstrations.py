@@ -39,31 +39,29 @@ def demonstrations(
 
 
 def wrong_answer(answer: str, seed: int, key: str) -> str:
-    """An answer of the same length and make-up with at least one character changed.
+    """The answer with one character changed: a slip, not a guess.
 
-    Digits become other digits (a number keeps its sign and gets no new leading zero); in an answer
-    without digits, its characters change places with others of the answer or of the alphabet.
+    One digit becomes another (the first of several never 0, unless it was); in an answer without digits,
+    one character becomes another of the answer or of the alphabet.
     """
     places = [i for i, character in enumerate(answer) if character.isdecimal() and character.isascii()]
     if not places:
         return _wrong_word(answer, seed, key)
-    for attempt in range(1000):
-        characters = list(answer)
-        for place in places:
-            leading = place == places[0] and len(places) > 1 and answer[place] != "0"
-            digit = hash_bits("wrong", seed, key, attempt, place, bits=32) % (9 if leading else 10)
-            characters[place] = str(digit + 1 if leading else digit)
-        if (candidate := "".join(characters)) != answer:
-            return candidate
-    raise AssertionError(f"no wrong answer found for {answer!r}")
+    place = places[hash_bits("wrong place", seed, key, bits=32) % len(places)]
+    leading = place == places[0] and len(places) > 1 and answer[place] != "0"
+    others = [digit for digit in ("123456789" if leading else "0123456789") if digit != answer[place]]
+    return _changed(answer, place, others, seed, key)
 
 
 def _wrong_word(answer: str, seed: int, key: str) -> str:
     letters = sorted(set(answer) - {" "} | set("abc"))
     place = hash_bits("wrong place", seed, key, bits=32) % len(answer)
-    others = [letter for letter in letters if letter != answer[place]]
-    letter = others[hash_bits("wrong letter", seed, key, bits=32) % len(others)]
-    return answer[:place] + letter + answer[place + 1 :]
+    return _changed(answer, place, [letter for letter in letters if letter != answer[place]], seed, key)
+
+
+def _changed(answer: str, place: int, others: Sequence[str], seed: int, key: str) -> str:
+    other = others[hash_bits("wrong character", seed, key, bits=32) % len(others)]
+    return answer[:place] + other + answer[place + 1 :]
 
 
 def _answer(prompt: Prompt, answer_key: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rl_cluster.errors import CheckpointError
 from rl_cluster.protocols import Learner
+from rl_cluster.run_folder import folder_atomically
 
 STATE_FILE = "loop.json"
 
@@ -50,26 +50,11 @@ class Checkpointer:
     async def save(self, state: LoopState, learner: Learner, critic: Learner | None) -> Path:
         """Raises CheckpointError (for example on a full disk); earlier checkpoints are untouched then."""
         target = self._folder / f"step-{state.step}"
-        partial = self._folder / f".partial-step-{state.step}"
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with folder_atomically(target) as partial:
             await learner.save(partial / "learner")
             if critic is not None:
                 await critic.save(partial / "critic")
-            with open(partial / STATE_FILE, "w") as file:
-                json.dump(asdict(state), file)
-                file.flush()
-                os.fsync(file.fileno())
-            if target.exists():
-                shutil.rmtree(target)
-            os.rename(partial, target)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(
-                f"checkpoint {target} could not be written: {error}. Free space or choose another run.dir; "
-                "earlier checkpoints are untouched."
-            ) from error
+            (partial / STATE_FILE).write_text(json.dumps(asdict(state)))
         self._forget(state)
         return target
 

@@ -1,0 +1,41 @@
+"""A model scored on its held-out prompts, without a learner: configuration in, metrics out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rl_cluster.assembly.session import ray_session
+from rl_cluster.assembly.train import load_tokenizer, make_evaluator
+from rl_cluster.assembly.workers import start_samplers
+from rl_cluster.config.plan import Plan
+from rl_cluster.config.run import RunConfig
+from rl_cluster.data.load import PromptSets, load_prompts
+from rl_cluster.errors import BadInputError
+from rl_cluster.loop.report import Metrics
+from rl_cluster.rewards.loading import check_metadata
+
+
+def evaluate(config: RunConfig, plan: Plan) -> Metrics:
+    """Sample and score config.eval.num_prompts held-out prompts. Raises BadInputError before Ray starts."""
+    if config.model.path is None:
+        raise BadInputError("model.path is not set: an evaluation needs a trained model or a run folder.")
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    prompts = load_prompts(config.data, tokenizer)
+    if not prompts.held_out:
+        raise BadInputError(f"data.held_out = {config.data.held_out}: there is nothing to evaluate on.")
+    check_metadata(config.rewards.scorers, prompts.held_out)
+    with ray_session(plan):
+        return asyncio.run(_evaluate(config, plan, config.model.path, tokenizer, prompts))
+
+
+async def _evaluate(
+    config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, prompts: PromptSets
+) -> Metrics:
+    samplers = await start_samplers(config, plan, model_path, tokenizer)
+    try:
+        evaluator = make_evaluator(config, prompts, samplers.pool, samplers.scoring)
+        assert evaluator is not None
+        return (await evaluator.run()).metrics
+    finally:
+        await samplers.close()

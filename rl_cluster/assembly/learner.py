@@ -1,0 +1,55 @@
+"""Learner groups as the plan wants them: a RunConfig and WorkerPlans in, running LearnerGroups out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from learners.group import LearnerGroup
+from learners.spec import LearnerSpec
+from learners.start import start_ray_learner
+from rl_cluster.config.plan import Plan
+from rl_cluster.config.run import OptimizerConfig, RunConfig
+
+SLEEP_WHEN_IDLE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+"""OpenMP threads that wait by spinning would take the cores from the engine, whose turn it then is."""
+
+CriticKind = Literal["none", "shared", "separate"]
+
+
+def learner_spec(
+    config: RunConfig,
+    plan: Plan,
+    model_path: str,
+    *,
+    optimizer: OptimizerConfig | None = None,
+    total_updates: int | None = None,
+    critic: CriticKind = "none",
+) -> LearnerSpec:
+    """optimizer, total_updates: the run's own unless given. critic: separate makes it the critic itself."""
+    worker = plan.of("critic" if critic == "separate" else "learner")[0]
+    return LearnerSpec(
+        model_path=model_path,
+        temperature=config.rollout.temperature,
+        max_new_tokens=config.rollout.max_new_tokens,
+        tokens_per_micro_batch=config.batch.tokens_per_micro_batch,
+        total_steps=total_updates or plan.derived.total_updates,
+        optimizer=optimizer or config.optimizer,
+        dtype=config.model.dtype,
+        critic=critic,
+        lora=None if critic == "separate" else config.model.lora,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        trust_remote_code=config.model.trust_remote_code,
+        zero_stage=config.learner.zero_stage,
+        offload_optimizer=config.learner.offload_optimizer,
+        device=plan.device,
+        num_threads=worker.threads,
+        seed=config.run.seed,
+        deadline_seconds=config.learner.deadline_seconds,
+        start_deadline_seconds=config.cluster.start_deadline_seconds,
+    )
+
+
+async def start_learner(spec: LearnerSpec, options: Sequence[Mapping[str, Any]], name: str) -> LearnerGroup:
+    """One rank per entry of options, which is what it claims from Ray."""
+    return await start_ray_learner(spec, len(options), name=name, options=options, env_vars=SLEEP_WHEN_IDLE)

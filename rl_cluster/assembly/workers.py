@@ -1,0 +1,248 @@
+"""All workers of a run, started together and ended together: a RunConfig and a Plan in, a Cluster out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.engine_spec import EngineSpec
+from actors.reference_worker import ReferenceHandle, ReferenceSpec, create_reference_worker
+from actors.rollout_worker import RolloutHandle, create_rollout_worker
+from actors.scorer_handle import RayScorer
+from actors.scorers import make_scorers, start_scorers
+from learners.group import LearnerGroup
+from learners.rank import LearnerRank
+from learners.weight_sender import LearnerSender
+from rl_cluster.algorithms.table import critic_of
+from rl_cluster.assembly.learner import learner_spec, start_learner
+from rl_cluster.assembly.placement import Nodes
+from rl_cluster.config.plan import Plan
+from rl_cluster.config.run import RunConfig
+from rl_cluster.errors import DeadlineError
+from rl_cluster.loop.dispatch import RolloutPool
+from rl_cluster.loop.loop import Workers
+from rl_cluster.loop.producer import Scoring
+from rl_cluster.loop.publisher import PROBE_TOLERANCE, EnginePublisher, PublisherSpec
+from rl_cluster.loop.report import Metrics
+from rl_cluster.rewards.failures import FailurePolicy
+from rl_cluster.trajectory import Prompt
+
+PROBE_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Samplers:
+    """Rollout workers and scorers: enough to evaluate."""
+
+    rollouts: tuple[RolloutHandle, ...]
+    scorers: tuple[RayScorer, ...]
+    pool: RolloutPool
+    scoring: Scoring
+
+    async def close(self) -> None:
+        await asyncio.gather(
+            *(rollout.shutdown() for rollout in self.rollouts), *(scorer.close() for scorer in self.scorers)
+        )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Everything that `workers` stands on."""
+
+    workers: Workers
+    samplers: Samplers
+    learner: LearnerGroup
+    critic: LearnerGroup | None
+    reference: ReferenceHandle | None
+
+    async def load(self, checkpoint: Path) -> None:
+        """Continue from a checkpoint's learner states."""
+        await self.learner.load(checkpoint / "learner")
+        if self.critic is not None:
+            await self.critic.load(checkpoint / "critic")
+
+    async def close(self) -> None:
+        """End every worker; nothing stays behind."""
+        await self.samplers.close()
+        for worker in (self.learner, self.critic, self.reference):
+            if worker is not None:
+                worker.close()
+
+
+def engine_spec(config: RunConfig, plan: Plan, model_path: str) -> EngineSpec:
+    """What every rollout worker's engine is started with."""
+    rollout, lora = config.rollout, config.model.lora
+    return EngineSpec(
+        model=model_path,
+        dtype=config.model.dtype,
+        device=plan.device,
+        max_model_len=plan.derived.max_sequence_tokens + 1,
+        max_num_seqs=rollout.max_concurrent_sequences,
+        tensor_parallel_size=rollout.tensor_parallel_size,
+        kv_cache_gib=rollout.kv_cache_gib,
+        gpu_memory_fraction=rollout.gpu_memory_fraction,
+        enforce_eager=rollout.enforce_eager,
+        seed=config.run.seed,
+        num_threads=plan.of("rollout")[0].threads,
+        sleep_mode=config.cluster.colocate,
+        lora_rank=None if lora is None else lora.rank,
+        sync_backend=plan.sync_backend,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+async def start_samplers(config: RunConfig, plan: Plan, model_path: str, tokenizer: Any) -> Samplers:
+    """Start rollout workers and scorers at once; if one fails, end the others and raise its error."""
+    nodes = Nodes(plan)
+    deadline = config.cluster.start_deadline_seconds
+    spec = engine_spec(config, plan, model_path)
+    rollouts = tuple(create_rollout_worker(w.name, spec, nodes.options(w)) for w in plan.of("rollout"))
+    scorers = make_scorers(
+        config.rewards, tokenizer, device=plan.device, **nodes.reward_model_claims(), start_seconds=deadline
+    )
+    scoring = Scoring(scorers, FailurePolicy.from_config(config.rewards))
+    samplers = Samplers(rollouts, scorers, RolloutPool(rollouts, config.rollout.deadline_seconds), scoring)
+    results = await asyncio.gather(
+        _start_rollouts(rollouts, deadline), start_scorers(scorers), return_exceptions=True
+    )
+    if errors := [result for result in results if isinstance(result, BaseException)]:
+        await samplers.close()
+        raise errors[0]
+    return samplers
+
+
+async def start_cluster(
+    config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, prompts: Sequence[Prompt]
+) -> Cluster:
+    """Start everything at once; if one worker fails, end the others and raise its error."""
+    nodes = Nodes(plan)
+    results = await asyncio.gather(
+        start_samplers(config, plan, model_path, tokenizer),
+        _start_learner(config, plan, model_path, nodes),
+        _start_critic(config, plan, model_path, nodes),
+        _start_reference(config, plan, model_path, nodes),
+        return_exceptions=True,
+    )
+    if errors := [result for result in results if isinstance(result, BaseException)]:
+        await _end(results)
+        raise errors[0]
+    samplers, learner, critic, reference = results
+    assert isinstance(samplers, Samplers)
+    assert isinstance(learner, LearnerGroup)
+    assert not isinstance(critic, BaseException)
+    assert not isinstance(reference, BaseException)
+    workers = Workers(
+        pool=samplers.pool,
+        scoring=samplers.scoring,
+        learner=learner,
+        publisher=_publisher(config, plan, learner, samplers.rollouts, prompts[0]),
+        critic=critic,
+        reference=reference,
+        adapter_reference=plan.reference == "adapter_off",
+        health=Health(samplers.rollouts, learner, critic),
+    )
+    return Cluster(workers, samplers, learner, critic, reference)
+
+
+async def _end(results: Sequence[Any]) -> None:
+    for result in results:
+        if isinstance(result, Samplers):
+            await result.close()
+        elif isinstance(result, LearnerGroup | ReferenceHandle):
+            result.close()
+
+
+def _publisher(
+    config: RunConfig, plan: Plan, learner: LearnerGroup, rollouts: Sequence[RolloutHandle], probe: Prompt
+) -> EnginePublisher:
+    longest = min(PROBE_TOKENS, plan.derived.max_sequence_tokens)
+    spec = PublisherSpec(
+        backend=plan.sync_backend,
+        bucket_bytes=config.sync.bucket_mib * 2**20,
+        deadline_seconds=config.sync.deadline_seconds,
+        probe=np.resize(probe.tokens, longest).astype(np.int32),
+        tolerance=PROBE_TOLERANCE[config.model.dtype],
+        in_flight=config.asynchrony.in_flight_updates,
+        lora=plan.adapters_only,
+    )
+    return EnginePublisher(spec, LearnerSender(learner, plan.sync_backend), rollouts)
+
+
+async def _start_rollouts(rollouts: Sequence[RolloutHandle], deadline: float) -> None:
+    await asyncio.gather(*(rollout.start(deadline) for rollout in rollouts))
+    await asyncio.gather(*(rollout.set_version(0) for rollout in rollouts))
+
+
+async def _start_learner(config: RunConfig, plan: Plan, model_path: str, nodes: Nodes) -> LearnerGroup:
+    spec = learner_spec(config, plan, model_path, critic="shared" if plan.critic == "shared" else "none")
+    return await start_learner(spec, [nodes.options(w) for w in plan.of("learner")], "learner")
+
+
+async def _start_critic(config: RunConfig, plan: Plan, model_path: str, nodes: Nodes) -> LearnerGroup | None:
+    if plan.critic != "separate":
+        return None
+    critic = critic_of(config.algorithm)
+    assert critic is not None
+    optimizer = config.optimizer
+    if critic.learning_rate is not None:
+        optimizer = optimizer.model_copy(update={"learning_rate": critic.learning_rate})
+    spec = learner_spec(config, plan, critic.model or model_path, critic="separate", optimizer=optimizer)
+    return await start_learner(spec, [nodes.options(w) for w in plan.of("critic")], "critic")
+
+
+async def _start_reference(
+    config: RunConfig, plan: Plan, model_path: str, nodes: Nodes
+) -> ReferenceHandle | None:
+    if plan.reference != "worker":
+        return None
+    (worker,) = plan.of("reference")
+    spec = ReferenceSpec(
+        model=model_path,
+        dtype=config.model.dtype,
+        device=plan.device,
+        temperature=config.rollout.temperature,
+        tokens_per_pass=config.batch.tokens_per_micro_batch,
+        num_threads=worker.threads,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    reference = create_reference_worker(worker.name, spec, nodes.options(worker))
+    deadline = config.cluster.start_deadline_seconds
+    try:
+        await asyncio.wait_for(reference.start(), deadline)
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"{worker.name} did not start within cluster.start_deadline_seconds={deadline:g}"
+        ) from error
+    return reference
+
+
+def _rss(rank: LearnerRank) -> int:
+    import psutil
+
+    return psutil.Process(os.getpid()).memory_info().rss
+
+
+@dataclass(frozen=True)
+class Health:
+    """Resident memory of every worker, as metrics."""
+
+    rollouts: Sequence[RolloutHandle]
+    learner: LearnerGroup
+    critic: LearnerGroup | None
+
+    async def __call__(self) -> Metrics:
+        metrics: Metrics = {}
+        progress = await asyncio.gather(*(rollout.progress() for rollout in self.rollouts))
+        for rollout, state in zip(self.rollouts, progress, strict=True):
+            metrics[f"health/rss_bytes/{rollout.name}"] = float(state.rss_bytes)
+        for name, group in (("learner", self.learner), ("critic", self.critic)):
+            if group is not None:
+                for rank, size in enumerate(await group.apply(_rss)):
+                    metrics[f"health/rss_bytes/{name}-{rank}"] = float(size)
+        return metrics
