@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,6 +84,17 @@ def sample_request(
         raise BadInputError(f"seed: {seed!r} must be a whole number, or None")
     chosen = int(torch.randint(2**62, ())) if seed is None else seed
     return SampleRequest(tokens, max_tokens, float(temperature), top_k, float(top_p), ids, strings, chosen)
+
+
+def within_positions(request: SampleRequest, max_positions: int) -> SampleRequest:
+    """The sample ends where the model's positions do. Raises BadInputError if the prompt takes them all."""
+    room = max_positions - len(request.prompt)
+    if room < 1:
+        raise BadInputError(
+            f"prompt: {len(request.prompt)} tokens leave no room in the model's {max_positions} positions; "
+            "shorten it"
+        )
+    return replace(request, max_tokens=min(request.max_tokens, room))
 
 
 def _prompt(prompt: Any, vocab_size: int | None) -> tuple[int, ...]:

@@ -41,9 +41,7 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="rl_cluster-learner-calls", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="rl_cluster-learner-calls", daemon=True)
         self._thread.start()
 
     def call(self, what: str, coroutine: Coroutine[Any, Any, Any], deadline_seconds: float) -> Any:
@@ -57,8 +55,17 @@ class EventLoopThread:
             raise DeadlineError(f"{what}: the learner did not answer within {deadline_seconds:g} s") from None
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        """May be called twice."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        unfinished = asyncio.all_tasks(self._loop)  # calls that missed their deadline
+        for task in unfinished:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
         self._loop.close()
 
 

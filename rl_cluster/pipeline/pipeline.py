@@ -17,6 +17,7 @@ from rl_cluster.pipeline.arguments import (
     copied_arguments,
     norm_limit,
     sample_request,
+    within_positions,
 )
 from rl_cluster.pipeline.backend import Backend, CallableLoss, StepRequest
 from rl_cluster.pipeline.checkpoint_folder import existing_folder, folder_for, write_folder
@@ -182,10 +183,10 @@ class ForwardBackwardPipeline:
     ) -> dict[str, list[Any]]:
         """Draw one continuation with the weights after the calls queued so far; {tokens, logprobs, prompt}.
 
-        prompt: token ids. temperature 0: greedy. top_k ≤ 0 and top_p 1: all tokens. stop: token ids or
-        strings, kept in the tokens; None: the model's own end-of-text tokens, []: none. seed: None draws one
-        from torch's generator, so torch.manual_seed decides. logprobs: of each token at the temperature
-        (greedy: at 1), before top_k and top_p.
+        prompt: token ids. max_tokens: fewer where the model's positions end. temperature 0: greedy. top_k ≤ 0
+        and top_p 1: all tokens. stop: token ids or strings, kept in the tokens; None: the model's own
+        end-of-text tokens, []: none. seed: None draws one from torch's generator, so torch.manual_seed
+        decides. logprobs: of each token at the temperature (greedy: at 1), before top_k and top_p.
         """
         random = torch.get_rng_state()
         try:
@@ -216,13 +217,8 @@ class ForwardBackwardPipeline:
             backend.vocab_size,
             backend.eos_token_ids,
         )
-        total = len(request.prompt) + request.max_tokens
-        if backend.max_positions is not None and total > backend.max_positions:
-            raise BadInputError(
-                f"max_tokens: {max_tokens} after a prompt of {len(request.prompt)} exceed the model's "
-                f"{backend.max_positions} positions; use at most "
-                f"{backend.max_positions - len(request.prompt)}"
-            )
+        if backend.max_positions is not None:
+            request = within_positions(request, backend.max_positions)
         backend.check_sampling(request.stop_strings, self.tokenizer)
         tokens, logprobs = self._lane.run("sample", lambda: backend.sample(request, self.tokenizer))
         return {"tokens": tokens, "logprobs": logprobs, "prompt": list(request.prompt)}

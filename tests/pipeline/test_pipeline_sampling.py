@@ -133,6 +133,10 @@ def test_manual_seed_decides_and_seeds_are_reproducible(qwen, pipelines):
     assert pipeline.sample(PROMPT, 10, stop=[], seed=5) == one
 
 
+def test_a_sample_ends_where_the_positions_of_the_model_end(qwen, pipelines):
+    assert len(pipelines(qwen).sample(PROMPT, max_tokens=100, stop=[])["tokens"]) == 64 - len(PROMPT)
+
+
 def test_a_sample_sees_the_steps_queued_before_it(models, pipelines):
     model = models.Table()
     optimizer = torch.optim.SGD(model.parameters(), lr=50.0)

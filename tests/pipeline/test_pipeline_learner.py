@@ -1,0 +1,352 @@
+"""The pipeline on a learner: the fakes of the loop, a learner with real gradients against a model here."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rl_cluster.algorithms.inputs import LossInputs
+from rl_cluster.algorithms.table import compute_loss
+from rl_cluster.errors import BadInputError, CheckpointError, DeadlineError, PipelineError
+from rl_cluster.pipeline import AsyncTrainingClient, LearnerBackend
+from rl_cluster.protocols import ForwardOutput, OptimParams, OptimResult
+from tests.fakes import FakeLearner, FakePublisher, FakeRolloutWorker
+
+IDS = torch.tensor([[5, 1, 0, 1], [6, 1, 1, 0]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+HALF = torch.full((2, 4), float(np.log(0.5)))
+
+
+class Box:
+    """A Ref that is not the object itself, as on Ray."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class TorchLearner:
+    """A learner with a model of transformers: plain sums of weights times loss, any number before a step."""
+
+    def __init__(self, model, learning_rate):
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+        self.calls = []
+        self.step = 0
+        self.fail = None
+
+    async def compute(self, function, *args, returns=1):
+        result = function(*[arg.value if isinstance(arg, Box) else arg for arg in args])
+        return Box(result) if returns == 1 else (result[0], *map(Box, result[1:]))
+
+    def _outputs(self, batch):
+        """Log-probabilities and entropies [T], 0 at the first token of a row."""
+        logprobs, entropy = [], []
+        for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+            ids = torch.from_numpy(batch.tokens[start:end].astype(np.int64))[None]
+            table = self.model(ids).logits[0].log_softmax(-1)[:-1]
+            zero = table.new_zeros(1)
+            logprobs.append(torch.cat([zero, table.gather(-1, ids[0, 1:, None])[:, 0]]))
+            entropy.append(torch.cat([zero, -(table.exp() * table).sum(-1)]))
+        return torch.cat(logprobs), torch.cat(entropy)
+
+    async def forward(self, batch, layout, *, reference=False):
+        assert isinstance(batch, Box)
+        self.calls.append("forward")
+        await asyncio.sleep(0)
+        with torch.no_grad():
+            logprobs, entropy = self._outputs(batch.value)
+        action = batch.value.action_mask
+        return Box(ForwardOutput(np.where(action, logprobs, 0.0), np.where(action, entropy, 0.0)))
+
+    async def forward_backward(self, batch, layout, rows, loss):
+        assert list(rows) == list(range(layout.num_rows))
+        self.calls.append("forward_backward")
+        if self.fail == "forward_backward":
+            raise RuntimeError("rank 1 is out of memory")
+        batch = batch.value
+        mask = torch.from_numpy(batch.action_mask)
+        columns = {
+            name: torch.from_numpy(getattr(batch, name)[batch.action_mask])
+            for name in ("proximal_logprobs", "advantages", "weights")
+            if getattr(batch, name) is not None
+        }
+        logprobs, entropy = self._outputs(batch)
+        row = torch.from_numpy(batch.row_of_token[batch.action_mask])
+        result = compute_loss(
+            loss, LossInputs(row, batch.num_rows, logprobs[mask], entropy=entropy[mask], **columns)
+        )
+        result.loss.backward()
+        return result.metrics
+
+    async def optim_step(self, params=None):
+        self.calls.append("optim_step")
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), params.max_grad_norm))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        return OptimResult(self.step, self.optimizer.param_groups[0]["lr"], norm)
+
+    async def save(self, folder):
+        folder.mkdir(parents=True)
+        torch.save(self.model.state_dict(), folder / "weights.pt")
+
+    async def load(self, folder):
+        self.model.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
+        self.optimizer.zero_grad()
+
+    async def export(self, folder):
+        raise NotImplementedError
+
+
+class CountingLearner(FakeLearner):
+    """The loop's fake, whose policy is one number: it draws 1 with probability sigmoid(weight)."""
+
+
+@pytest.fixture
+def clients():
+    made = []
+
+    def build(model, **options):
+        made.append(AsyncTrainingClient(model, **options))
+        return made[-1]
+
+    yield build
+    for client in made:
+        client.shutdown()
+
+
+def batch_of(seed, rows):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 23, (rows, 8), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, -3:] = 0
+    labels = torch.where(torch.rand(ids.shape, generator=generator) < 0.6, ids, -100)
+    labels[:, 1] = ids[:, 1]
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": labels,
+        "old_logprobs": -3.0 + 0.3 * torch.rand(ids.shape, generator=generator),
+        "advantages": torch.randn(ids.shape, generator=generator),
+    }
+
+
+@pytest.mark.parametrize("loss_fn", ["cross_entropy", "importance_sampling", "ppo"])
+def test_a_learner_and_a_model_in_process_give_the_same_losses_logprobs_norms_and_weights(
+    make_qwen, clients, loss_fn
+):
+    """Two steps of two calls with unequal numbers of tokens."""
+    here, there = make_qwen(), make_qwen()
+    learner = TorchLearner(there, learning_rate=0.02)
+    optimizer = torch.optim.AdamW(here.parameters(), lr=0.02)
+    keys = {"input_ids", "attention_mask", "labels"}
+    seen = []
+    for client, used in ((clients(here), optimizer), (clients(learner), None)):
+        numbers, logprobs = [], []
+        for step in range(2):
+            for call, rows in enumerate((3, 1)):
+                batch = batch_of(10 * step + call, rows)
+                if loss_fn == "cross_entropy":
+                    batch = {key: batch[key] for key in keys}
+                output = client.forward_backward(batch, loss_fn=loss_fn).result()
+                numbers += [output.loss, output.metrics["num_tokens"], output.metrics["accumulated_steps"]]
+                numbers += [
+                    v for key, v in sorted(output.metrics.items()) if key in ("approx_kl", "policy_loss")
+                ]
+                logprobs.append(output.logprobs)
+            result = client.optim_step(used, max_grad_norm=0.5).result()
+            numbers += [result.step, result.grad_norm, result.learning_rate]
+        seen.append((numbers, logprobs))
+    assert seen[1][0] == pytest.approx(seen[0][0], rel=1e-3, abs=1e-5)
+    for one, other in zip(seen[0][1], seen[1][1], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(there.state_dict(), here.state_dict(), atol=1e-4, rtol=1e-3)
+    assert learner.calls == (["forward"] * 2 + ["forward_backward"] * 2 + ["optim_step"]) * 2
+
+
+def test_the_loops_fake_learner_is_driven_by_its_verbs_and_learns(clients):
+    learner = CountingLearner()
+    client = clients(learner)
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    output = client.forward_backward(
+        batch | {"old_logprobs": HALF, "advantages": torch.ones(2, 4)}, "importance_sampling"
+    ).result()
+    # Weight 0: every token has probability ½, every ratio is 1; five tokens train, four of them are 1.
+    assert output.loss == pytest.approx(-1.0)
+    assert output.logprobs[1].tolist() == pytest.approx([0.0, np.log(0.5), np.log(0.5), 0.0])
+    assert output.logits is None
+    step = client.optim_step().result()
+    assert (step.step, step.learning_rate, step.metrics["skipped"]) == (1, 0.5, 0.0)
+    assert step.grad_norm == pytest.approx(4 / 5 - 1 / 2)
+    assert learner.weight == pytest.approx(0.5 * 0.3)
+    moved = client.forward(batch).result()["logprobs"]
+    reference = client.forward(batch, use_reference=True).result()["logprobs"]
+    assert float(moved[0, 1]) == pytest.approx(-np.log1p(np.exp(-0.15)), abs=1e-6)
+    assert float(reference[0, 1]) == pytest.approx(np.log(0.5))
+    assert learner.calls == ["forward", "forward_backward", "optim_step", "forward", "reference"]
+
+
+def test_accumulation_and_learning_rate_reach_the_learner(clients):
+    class Noting(FakeLearner):
+        async def optim_step(self, params=None):
+            self.params = params
+            return await super().optim_step(params)
+
+    learner = Noting()
+    client = clients(learner, gradient_accumulation_steps=2)
+    batch = {"input_ids": IDS, "old_logprobs": HALF, "advantages": [1.0, -1.0]}
+    client.forward_backward(batch, "ppo")
+    assert client.optim_step().result().metrics["skipped"] == 1.0
+    client.forward_backward(batch, "ppo")
+    client.optim_step(OptimParams(learning_rate=0.1), max_grad_norm=0.25).result()
+    assert learner.params == OptimParams(learning_rate=0.1, max_grad_norm=0.25)
+    assert learner.calls == ["forward"] * 2 + ["forward_backward"] * 2 + ["optim_step"]
+
+
+def test_state_goes_through_the_learners_own_save_and_load(make_qwen, clients, tmp_path):
+    model = make_qwen()
+    client = clients(TorchLearner(model, 0.02))
+    client.forward_backward({"input_ids": IDS})
+    with pytest.raises(CheckpointError, match="call optim_step first"):
+        client.save_state(tmp_path / "early")
+    assert list(tmp_path.iterdir()) == []
+    client.optim_step()
+    info = client.save_state(tmp_path / "one")
+    assert info["model_path"] == info["optimizer_path"] == str(tmp_path / "one" / "learner")
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    client.forward_backward({"input_ids": IDS})
+    client.optim_step().result()
+    client.load_state(tmp_path / "one")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in saved.items())
+    client.forward_backward({"input_ids": IDS})
+    assert client.optim_step().result().step == 2
+    with pytest.raises(BadInputError, match="no checkpoint"):
+        client.load_state(tmp_path / "two")
+
+
+def test_a_failed_forward_keeps_nothing_of_the_call(make_qwen, clients):
+    class Failing(TorchLearner):
+        async def forward(self, batch, layout, *, reference=False):
+            if layout.num_rows == 1:
+                raise RuntimeError("rank 0 lost its way")
+            return await super().forward(batch, layout, reference=reference)
+
+    learner = Failing(make_qwen(), 0.02)
+    client = clients(learner)
+    failing = client.forward_backward({"input_ids": IDS[:1]})
+    whole = client.forward_backward({"input_ids": IDS})
+    step = client.optim_step().result()
+    with pytest.raises(RuntimeError, match="lost its way"):
+        failing.result()
+    assert whole.result().metrics["accumulated_steps"] == step.metrics["accumulated_steps"] == 1
+    assert learner.calls == ["forward", "forward_backward", "optim_step"]
+
+
+def test_after_a_failed_backward_the_learner_must_be_loaded_before_it_trains_on(make_qwen, clients, tmp_path):
+    learner = TorchLearner(make_qwen(), 0.02)
+    client = clients(learner)
+    client.save_state(tmp_path / "start")
+    client.forward_backward({"input_ids": IDS})
+    learner.fail = "forward_backward"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        client.optim_step().result()
+    learner.fail = None
+    with pytest.raises(PipelineError, match=r"out of memory.*load_state"):
+        client.forward_backward({"input_ids": IDS}).result()
+    client.load_state(tmp_path / "start")
+    client.forward_backward({"input_ids": IDS})
+    assert client.optim_step().result().step == 1
+
+
+def test_a_learner_that_does_not_answer_is_a_deadline_error(clients):
+    class Silent(FakeLearner):
+        async def forward(self, batch, layout, *, reference=False):
+            await asyncio.sleep(3600)
+
+    client = clients(LearnerBackend(Silent(), deadline_seconds=0.05))
+    with pytest.raises(DeadlineError, match=r"forward: the learner did not answer within 0.05 s"):
+        client.forward({"input_ids": IDS}).result()
+
+
+def test_sampling_publishes_what_was_trained_and_asks_the_engine(clients):
+    learner, worker = FakeLearner(learning_rate=40.0), FakeRolloutWorker()
+    client = clients(LearnerBackend(learner, worker, FakePublisher(learner, [worker])))
+    first = client.sample([5, 6], max_tokens=3, temperature=0.7, top_k=5, top_p=0.9, stop=[1, "x"], seed=4)
+    task = worker.tasks[0]
+    assert (task.seeds, task.prompt.tokens.tolist(), task.num_samples) == ((4,), [5, 6], 1)
+    assert (task.sampling.temperature, task.sampling.max_new_tokens) == (0.7, 3)
+    assert (task.sampling.top_k, task.sampling.top_p) == (5, 0.9)
+    assert (task.sampling.stop, task.sampling.stop_token_ids) == (("x",), (1,))
+    assert first["prompt"] == [5, 6]
+    assert first["logprobs"] == pytest.approx([np.log(0.5)] * 3)
+    client.forward_backward(
+        {"input_ids": IDS, "old_logprobs": HALF, "advantages": [1.0, 1.0]}, "importance_sampling"
+    )
+    client.optim_step()
+    later = client.sample([5, 6])
+    assert (worker.version, worker.weight) == (1, learner.weight)
+    assert learner.weight > 5
+    assert later["tokens"] == [1, 1, 1]
+
+
+def test_what_a_learner_cannot_do_is_refused_at_once(clients):
+    client = clients(FakeLearner())
+    pipeline = client.pipeline
+    values = {"old_logprobs": HALF, "advantages": [1.0, 1.0], "returns": HALF, "values": HALF}
+    other = IDS.clone()
+    other[0, 2] = 9
+    cases = [
+        (lambda: client.custom({"input_ids": IDS}, lambda m, i, o: o), "a callable cannot run"),
+        (lambda: client.forward_backward({"input_ids": IDS, "labels": other}), "labels: on a cluster"),
+        (lambda: client.forward_backward({"input_ids": IDS} | values, "ppo"), "values: on a cluster"),
+        (
+            lambda: client.forward({"input_ids": IDS, "attention_mask": [[1, 0, 1, 1], [1] * 4]}),
+            "row 0 has padding between tokens",
+        ),
+        (lambda: client.optim_step(torch.optim.SGD([torch.zeros(1)], lr=1.0)), "optimizer: SGD"),
+        (lambda: client.optim_step(None, object()), "scheduler: on a cluster"),
+        (lambda: client.sample([1]), "no engine to sample from"),
+        (
+            lambda: AsyncTrainingClient(FakeLearner(), reference_model=torch.nn.Linear(1, 1)),
+            "reference_model",
+        ),
+        (lambda: AsyncTrainingClient(FakeLearner(), device="cpu"), "device: cpu"),
+        (lambda: LearnerBackend(FakeLearner(), FakeRolloutWorker()), "sampling needs both"),
+    ]
+    for call, message in cases:
+        with pytest.raises(BadInputError, match=message):
+            call()
+    with pytest.raises(BadInputError, match="return_gradients"):
+        pipeline.forward_backward(
+            IDS, None, None, "ppo", {"old_logprobs": HALF, "advantages": [1.0, 1.0]}, return_gradients=True
+        ).result()
+
+
+def test_shutdown_leaves_no_thread(clients):
+    before = set(threading.enumerate())
+    client = AsyncTrainingClient(FakeLearner())
+    client.forward({"input_ids": IDS})
+    assert len(set(threading.enumerate()) - before) == 2
+    client.shutdown()
+    client.shutdown()
+    assert set(threading.enumerate()) == before
+
+
+def test_a_summary_of_the_batch_counts_real_tokens_and_actions(clients):
+    layouts = []
+
+    class Noting(FakeLearner):
+        async def forward(self, batch, layout, *, reference=False):
+            layouts.append((layout, batch))
+            return await super().forward(batch, layout, reference=reference)
+
+    left = torch.tensor([[0, 5, 1], [6, 1, 0]])
+    clients(Noting()).forward({"input_ids": left, "attention_mask": [[0, 1, 1], [1, 1, 1]]}).result()
+    layout, batch = layouts[0]
+    assert (layout.lengths, layout.action_counts) == ((2, 3), (1, 2))
+    assert batch.tokens.tolist() == [5, 1, 6, 1, 0]
+    assert batch.action_mask.tolist() == [False, True, False, True, True]
+    assert replace(layout).num_rows == 2
