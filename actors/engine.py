@@ -54,7 +54,7 @@ class _Switch:
 
 
 class Engine:
-    """Wraps an AsyncLLM; to be made and used inside one running event loop. name: for error messages."""
+    """Wraps an AsyncLLM; use `start`. Lives in one running event loop. name: for error messages."""
 
     def __init__(self, spec: EngineSpec, name: str = "engine") -> None:
         os.environ.update(spec.environment | {OWNER_VARIABLE: str(os.getpid())})
@@ -75,10 +75,22 @@ class Engine:
         self._broken_off = False
         self._active: set[str] = set()
 
+    @classmethod
+    async def start(cls, spec: EngineSpec, name: str = "engine") -> Engine:
+        """An engine that serves what is on disk as version 0. Blocks the event loop while it loads."""
+        engine = cls(spec, name)
+        await engine.set_version(0)
+        return engine
+
     async def set_version(self, version: int) -> None:
         """Declare which version the weights loaded from disk are."""
         self.version = version
         await vllm_compat.label_weights(self._llm, version)
+
+    def check_alive(self) -> None:
+        """Raises WorkerDiedError when vLLM's process has ended."""
+        if self._llm.errored:
+            raise WorkerDiedError(self.name, "vLLM's engine process ended")
 
     @property
     def running(self) -> int:
@@ -192,8 +204,8 @@ class Engine:
         """Stand still; returns the time.monotonic() of it. Nothing is served until finish_update."""
         self._open.clear()
         begun = time.monotonic()
-        await self._before(timeout_seconds, "pausing", vllm_compat.pause(self._llm, in_flight))
-        await self._before(timeout_seconds, "draining outputs", self._watch.drained())
+        await self._guarded(timeout_seconds, "pausing", vllm_compat.pause(self._llm, in_flight))
+        await self._guarded(timeout_seconds, "draining outputs", self._watch.drained())
         counts = self._watch.num_output_tokens()
         self._switches.append(_Switch(version, {name: n for name, n in counts.items() if n > 0}))
         if unbegun := [name for name, n in counts.items() if n == 0]:
@@ -219,9 +231,9 @@ class Engine:
     async def finish_update(self, version: int, timeout_seconds: float) -> float:
         """Serve the new version from now on; returns the time.monotonic() of it."""
         await self._guarded(timeout_seconds, "finishing the update", self._llm.finish_weight_update())
-        await self.set_version(version)
+        await self._guarded(timeout_seconds, "naming the version", self.set_version(version))
+        await self._guarded(timeout_seconds, "resuming", self._llm.resume_generation())
         self._unusable = None
-        await self._before(timeout_seconds, "resuming", self._llm.resume_generation())
         self._forget_old_switches()
         self._open.set()
         return time.monotonic()

@@ -54,7 +54,7 @@ class RolloutActor:
         """Load the model; returns the process ids of actor and engine."""
         from actors.engine import Engine
 
-        self._engine = Engine(self._spec, self._name)
+        self._engine = await Engine.start(self._spec, self._name)
         self._tokenizer = self._engine.tokenizer
         self._eos_token_ids = self._engine.eos_token_ids
         return self.pids()
@@ -88,8 +88,10 @@ class RolloutActor:
         return time.monotonic() - begun
 
     async def progress(self) -> Progress:
+        """Raises WorkerDiedError when the actor lives but its engine does not."""
         import psutil
 
+        self._engine.check_alive()
         rss = sum(psutil.Process(pid).memory_info().rss for pid in self.pids() if psutil.pid_exists(pid))
         engine = self._engine
         return Progress(engine.generated_tokens, engine.running, engine.version, rss)

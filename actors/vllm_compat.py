@@ -36,6 +36,10 @@ def engine_args(spec: EngineSpec) -> AsyncEngineArgs:
     options: dict[str, Any] = {}
     if spec.device == "cpu":
         options["kv_cache_memory_bytes"] = int(spec.kv_cache_gib * 2**30)
+        # A prompt cut over two steps, of a request with a seed, kills vLLM 0.32's engine core on CPUs
+        # ("CPU Generator does not use offset").
+        options["enable_chunked_prefill"] = False
+        options["max_num_batched_tokens"] = max(spec.max_model_len, spec.max_num_seqs, 4096)
         if spec.tensor_parallel_size == 1:
             options["distributed_executor_backend"] = UNIPROC
     else:
@@ -158,7 +162,8 @@ def reported_versions(output: CompletionOutput) -> np.ndarray | None:
     spans = getattr(output, "weight_versions", None)
     if spans is None:
         return None
-    return np.concatenate([np.full(s.end - s.start, int(s.version), dtype=np.int32) for s in spans])
+    parts = [np.full(s.end - s.start, int(s.version), dtype=np.int32) for s in spans]
+    return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
 
 
 async def label_weights(llm: AsyncLLM, version: int) -> None:

@@ -69,7 +69,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
 
         vLLM keeps views of a bucket until the layers in it are complete, so buckets are not reused.
         """
-        assert self._group is not None and self._channel is not None, "join the channel first"
+        assert self._group is not None, "join the channel first"
+        assert self._channel is not None
         deadline = time.monotonic() + update_info.timeout_seconds
         described = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
         metadata = [TensorMeta(name, dtype, tuple(shape)) for name, dtype, shape in described]

@@ -135,7 +135,7 @@ def run_before(deadline: float, doing: str, function: Any, *args: Any) -> Any:
         torch.cuda.set_device(device)
         try:
             outcome.append((function(*args), None))
-        except Exception as error:  # noqa: BLE001: raised again by the caller's thread
+        except Exception as error:  # noqa: BLE001 — raised again by the caller's thread
             outcome.append((None, error))
 
     thread = threading.Thread(target=work, name=doing, daemon=True)

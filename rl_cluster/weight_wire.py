@@ -154,6 +154,6 @@ def verify(bucket: Bucket, buffer: torch.Tensor, version: int) -> None:
     expected, sent_version, index = (int(x) for x in trailer)
     if (found, version, bucket.index) != (expected, sent_version, index):
         raise WeightSyncError(
-            f"weight bucket {bucket.index} of version {version} arrived damaged: checksum {found:#x} instead of"
-            f" {expected:#x}, marked as bucket {index} of version {sent_version}"
+            f"weight bucket {bucket.index} of version {version} arrived damaged: checksum {found:#x}"
+            f" instead of {expected:#x}, marked as bucket {index} of version {sent_version}"
         )

@@ -33,7 +33,7 @@ async def engine(scratch_folder):
     spec = EngineSpec(
         model=str(scratch_folder), max_model_len=512, max_num_seqs=64, kv_cache_gib=0.25, num_threads=1
     )
-    engine = Engine(spec, name="engine-under-test")
+    engine = await Engine.start(spec, name="engine-under-test")
     yield engine
     engine.shutdown()
 

@@ -19,7 +19,8 @@ from tests.actors.publishing import (
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack]
 
-LONG_PROMPT = [3 + (5 * i) % 18 for i in range(100)]
+LONG_PROMPT = [3 + (5 * i) % 18 for i in range(300)]
+"""Longer than two cache blocks (128 tokens on CPUs), so that a prefix of it is cached."""
 AFTER_THE_CACHE = ["lm_head", "layers.1.mlp", "model.norm"]
 """Parameters behind the last attention: with only these changed, cached keys and values stay exact."""
 
@@ -29,6 +30,7 @@ async def wait_for_tokens(engine, num_tokens):
     start = engine.generated_tokens
     await asyncio.sleep(0)
     while engine.generated_tokens < start + num_tokens:
+        engine.check_alive()
         assert engine.running, f"only {engine.generated_tokens - start} tokens came"
         await asyncio.sleep(0.01)
 

@@ -146,7 +146,7 @@ async def test_a_killed_worker_is_named_and_takes_its_engine_along(worker, learn
         await worker.rollout(_task())
     with pytest.raises(WorkerDiedError, match="rollout-0"):
         await _publisher(learner, worker, deadline_seconds=3).publish(5)
-    gone, alive = psutil.wait_procs(
+    _gone, alive = psutil.wait_procs(
         [psutil.Process(p) for p in worker.pids if psutil.pid_exists(p)], timeout=20
     )
     assert alive == []
