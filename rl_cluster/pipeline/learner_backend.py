@@ -62,10 +62,10 @@ class EventLoopThread:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        unfinished = asyncio.all_tasks(self._loop)  # calls that missed their deadline
-        for task in unfinished:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
+        if unfinished := asyncio.all_tasks(self._loop):  # calls that missed their deadline
+            for task in unfinished:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(unfinished, timeout=1.0))
         self._loop.close()
 
 
