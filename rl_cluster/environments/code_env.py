@@ -45,8 +45,8 @@ def create_code_generation_env(
         prompts = [problem.prompt for problem in PROBLEMS[difficulty]]
     else:
         known = list(problems)
-        prompts = [problem.prompt for problem in known]
         _check_problems(known)
+        prompts = [problem.prompt for problem in known]
     makers: dict[str, Callable[[], Component]] = {
         "syntax": lambda: _syntax,
         "style": lambda: partial(_style, find_ruff()),

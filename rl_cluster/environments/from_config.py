@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rl_cluster.environments.episode import RLEnvironment
@@ -159,6 +160,8 @@ COMPONENTS: dict[str, Callable[[Sequence[str]], RewardFunction]] = {
 
 
 def _load_classifier(path: str) -> Any:
+    if path.startswith(("/", ".")) and not Path(path).is_dir():
+        raise BadInputError(f"rl_env_config: preference_model={path!r}: there is no such folder.")
     from transformers import AutoModelForSequenceClassification
 
     try:
