@@ -67,7 +67,7 @@ class RewardModelRecipe:
     model: ScratchModel = field(default_factory=lambda: ScratchModel(hidden_size=64, intermediate_size=256))
     steps: int = 1000
     pairs_per_step: int = 64
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-3
     warmup_steps: int = 50
 
 

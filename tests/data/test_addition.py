@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rl_cluster.config.data import AdditionSource
+from rl_cluster.data import addition
 from rl_cluster.data.addition import make_addition
 from rl_cluster.errors import BadInputError
 
@@ -57,6 +58,14 @@ def test_large_numbers_are_drawn_not_listed_and_split_as_strictly() -> None:
     assert all(len(str(x)) == 30 for pair in operands(train) for x in pair)
     assert len({str(a)[0] for a, _ in operands(train)}) == 9
     assert not {tuple(sorted(p)) for p in operands(train)} & {tuple(sorted(p)) for p in operands(held_out)}
+
+
+def test_drawn_pairs_are_distinct_whatever_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addition, "MAX_ENUMERATED", 0)
+    train, held_out = make_addition(source(num_digits=1, size=15), held_out=12)
+    unordered = [frozenset(pair) for pair in operands(held_out)]
+    assert len(set(unordered)) == 12
+    assert not set(unordered) & {frozenset(pair) for pair in operands(train)}
 
 
 def test_the_split_is_the_same_every_time() -> None:
