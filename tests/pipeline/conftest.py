@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from rl_cluster.pipeline import ForwardBackwardPipeline
 
@@ -67,6 +67,21 @@ def build_qwen(seed=0, vocab=23, tied=True, eos=1):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen2ForCausalLM(config)
+
+
+def build_gpt2(seed=0, vocab=23):
+    """Learned absolute positions, where a shift by one shows."""
+    config = GPT2Config(
+        vocab_size=vocab, n_positions=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=1
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GPT2LMHeadModel(config).eval()
+
+
+@pytest.fixture
+def make_gpt2():
+    return build_gpt2
 
 
 @pytest.fixture

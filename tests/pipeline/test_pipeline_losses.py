@@ -103,7 +103,7 @@ def test_ppo_is_clip_minus_entropy_plus_value_in_value_and_gradient(models, pipe
     model = models.Value()
     table = model.logits
     old_values = torch.tensor([[0.0, 0.4, -0.2, 0.1], [0.0, 0.9, -0.8, 0.3]], dtype=torch.float64)
-    returns = torch.tensor([[0.0, 1.0, 0.0, -0.5], [0.0, 0.2, 0.7, 0.3]], dtype=torch.float64)
+    returns = torch.tensor([[0.0, 1.0, 0.0, 0.6], [0.0, 0.2, 0.7, 0.3]], dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 1]])
     arguments = {
         "old_log_probs": OLD,
@@ -190,11 +190,15 @@ def test_losses_at_the_sampling_temperature_see_logits_divided_by_it(models, pip
     assert output.loss == pytest.approx(-float(ADVANTAGES[:, 1:].mean()), abs=1e-12)
 
 
+@pytest.mark.parametrize("family", ["make_qwen", "make_gpt2"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_on_either_side_changes_neither_loss_nor_gradient(make_qwen, pipelines, gradients, side):
+def test_padding_on_either_side_changes_neither_loss_nor_gradient(
+    request, pipelines, gradients, side, family
+):
+    make = request.getfixturevalue(family)
     rows = [[5, 6, 7, 8, 9], [3, 4, 10]]
     single = [torch.tensor([row]) for row in rows]
-    reference = make_qwen()
+    reference = make()
     plain = pipelines(reference)
     outputs = [plain.forward_backward(ids).result() for ids in single]
 
@@ -203,7 +207,7 @@ def test_padding_on_either_side_changes_neither_loss_nor_gradient(make_qwen, pip
     for i, row in enumerate(rows):
         place = slice(length - len(row), length) if side == "left" else slice(0, len(row))
         ids[i, place], mask[i, place] = torch.tensor(row), 1
-    padded_model = make_qwen()
+    padded_model = make()
     output = pipelines(padded_model).forward_backward(ids, mask, ids).result()
 
     assert output.metrics["num_tokens"] == 4 + 2

@@ -45,6 +45,15 @@ def test_greedy_equals_generate_of_transformers(make_qwen, pipelines, seed):
     assert ours["logprobs"] == pytest.approx(direct_logprobs(model, PROMPT, ours["tokens"]), abs=1e-4)
 
 
+def test_greedy_equals_generate_for_learned_positions_too(make_gpt2, pipelines):
+    model = make_gpt2()
+    ids = torch.tensor([PROMPT])
+    mask = torch.ones_like(ids)
+    theirs = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    ours = pipelines(model).sample(PROMPT, max_tokens=12, temperature=0)["tokens"]
+    assert ours == theirs[0, len(PROMPT) :].tolist()
+
+
 def test_a_module_without_a_cache_samples_the_same_as_its_table_says(models, pipelines):
     model = models.Table()
     sample = pipelines(model).sample(torch.tensor([[1, 2]]), 8, seed=4)
