@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from learners.group import LearnerGroup
+from learners.rank import LearnerRank
 from learners.spec import LearnerSpec
 from learners.start import start_local_learner, start_ray_learner
 from rl_cluster.algorithms.steps import ValueStep
@@ -135,11 +137,12 @@ async def test_gradients_do_not_depend_on_ranks_micro_batches_and_packing(
         assert relative_difference(gradient, expected) < 1e-5
 
 
-async def test_a_separate_critic_and_adapters_train_under_zero_as_on_one_rank(
+async def test_critics_adapters_checkpointing_and_offload_under_zero_equal_one_plain_rank(
     group: LearnerGroup, spec: LearnerSpec
 ) -> None:
     cases = [(replace(spec, critic="separate"), ValueStep()), (replace(spec, lora=LoRAConfig(rank=4)), STEP)]
     cases.append((replace(spec, critic="shared"), replace(STEP, value_coef=0.3)))
+    cases.append((replace(spec, gradient_checkpointing=True, offload_optimizer=True), STEP))
     for variant, step in cases:
         _, expected, _ = await alone(variant, rank_programs.train, BATCHES[:3], step, 60)
         for _, weights, _ in await group.apply(rank_programs.train, variant, BATCHES[:3], step, 60):
@@ -186,6 +189,19 @@ async def test_export_is_an_ordinary_folder_with_the_same_weights(
     for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
         assert torch.equal(a, b), name
     assert (tmp_path / "value_head.safetensors").is_file()
+
+
+async def test_an_adapter_exports_as_a_peft_folder(
+    group: LearnerGroup, spec: LearnerSpec, tmp_path: Path
+) -> None:
+    lora = replace(spec, lora=LoRAConfig(rank=4, alpha=8.0))
+    await group.apply(rank_programs.export, lora, tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(spec.model_path)
+    loaded = PeftModel.from_pretrained(base, tmp_path).state_dict()
+    expected = {n: w for group in LearnerRank(plain(lora)).weight_groups() for n, w in group}
+    assert len(expected) == 28
+    for name, weight in expected.items():
+        assert torch.equal(loaded[name.removesuffix(".weight") + ".default.weight"], weight), name
 
 
 async def test_a_late_rank_is_named(group: LearnerGroup) -> None:
