@@ -14,6 +14,7 @@ from rl_cluster.losses import (
     CustomLoss,
     CustomLossConfig,
     FocalLoss,
+    ImportanceSamplingLoss,
     KLDivergenceLoss,
     PPOLoss,
     TokenLevelLoss,
@@ -256,3 +257,31 @@ def test_the_defaults_are_the_documented_ones():
     assert (variance.target_variance, variance.beta) == (1.0, 0.1)
     outputs = torch.tensor([[0.0], [2.0]])
     assert variance_regularization(outputs).item() == pytest.approx((math.sqrt(2) - 1) ** 2)
+
+
+def test_token_loss_of_any_batch_length_and_vocabulary():
+    logits, labels = torch.randn(2, 4, 7), torch.randint(0, 7, (2, 4))
+    numbers = np.exp(logits.numpy().astype(np.float64))
+    rows, columns = np.indices((2, 4))
+    expected = -np.log(numbers[rows, columns, labels.numpy()] / numbers.sum(-1))
+    assert TokenLevelLoss().compute_loss(logits, labels).numpy() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        PPOLoss,
+        ImportanceSamplingLoss,
+        KLDivergenceLoss,
+        TokenLevelLoss,
+        FocalLoss,
+        ContrastiveLoss,
+        VarianceLoss,
+        lambda config: CompositeLoss([named("a")], config=config),
+        lambda config: AdaptiveLoss(named("a"), float, config),
+    ],
+)
+def test_every_loss_keeps_the_config_that_it_is_given(make):
+    config = CustomLossConfig("mine", weight=3.0)
+    assert make(config).config is config
+    assert make(None).config.weight == 1.0

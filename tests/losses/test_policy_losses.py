@@ -55,6 +55,7 @@ def test_ppo_mask_and_advantages_per_sequence():
     assert loss(NEW, OLD_T, ADV, mask=tensor(MASK)).item() == pytest.approx((SURROGATE * MASK).sum() / 4)
     assert loss.compute_loss(NEW, OLD_T, ADV, mask=tensor(MASK)).numpy() == pytest.approx(SURROGATE * MASK)
     per_row = loss.compute_loss(NEW, OLD_T, tensor([2.0, -1.0]))
+    assert torch.equal(per_row, loss.compute_loss(NEW, OLD_T, tensor([[2.0], [-1.0]])))
     spread = np.repeat([[2.0], [-1.0]], 3, axis=1)
     assert per_row.numpy() == pytest.approx(np.maximum(-RATIO * spread, -np.clip(RATIO, 0.8, 1.2) * spread))
 
