@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
     resume: the run folder, to go on from its newest checkpoint (CheckpointError if there is none).
     Bad data, tokenizers and models raise BadInputError before Ray starts.
     """
+    quieten_libraries(plan.device)
     folder = RunFolder(run_dir_of(config))
     state = None if resume is None else LoopState.read(newest_checkpoint(folder.checkpoints))
     model_path = config.model.path or str(scratch_folder(config, folder))
@@ -48,6 +50,16 @@ def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
         if prompts.skipped:
             observer.note(f"{len(prompts.skipped)} bad rows left out; the first: {prompts.skipped[0]}")
         return asyncio.run(_train(config, plan, folder, model_path, tokenizer, prompts, observer, state))
+
+
+def quieten_libraries(device: str) -> None:
+    """What transformers and DeepSpeed would write over the progress display."""
+    if device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 async def _train(

@@ -145,6 +145,7 @@ async def start_cluster(
         critic=critic,
         reference=reference,
         adapter_reference=plan.reference == "adapter_off",
+        turns=SharedGpus(samplers.rollouts) if config.cluster.colocate else None,
         health=Health(samplers.rollouts, learner, critic),
     )
     return Cluster(workers, samplers, learner, critic, reference)
@@ -220,6 +221,19 @@ async def _start_reference(
             f"{worker.name} did not start within cluster.start_deadline_seconds={deadline:g}"
         ) from error
     return reference
+
+
+@dataclass(frozen=True)
+class SharedGpus:
+    """Implements loop.Turns by vLLM's sleep mode; the optimizer is offloaded by learner.offload_optimizer."""
+
+    rollouts: Sequence[RolloutHandle]
+
+    async def to_learner(self) -> None:
+        await asyncio.gather(*(rollout.sleep() for rollout in self.rollouts))
+
+    async def to_engines(self) -> None:
+        await asyncio.gather(*(rollout.wake() for rollout in self.rollouts))
 
 
 def _rss(rank: LearnerRank) -> int:

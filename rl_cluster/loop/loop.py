@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,14 @@ from rl_cluster.trajectory import GroupTask, SamplingSpec
 T = TypeVar("T")
 
 
+class Turns(Protocol):
+    """Engines and learner on the same GPUs: who has the memory. Only with max_policy_lag 0."""
+
+    async def to_learner(self) -> None: ...
+
+    async def to_engines(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Workers:
     """Everything that does the work, behind protocols. critic: a separate one, else None."""
@@ -43,6 +51,7 @@ class Workers:
     critic: Learner | None = None
     reference: Reference | None = None
     adapter_reference: bool = False
+    turns: Turns | None = None
     health: Callable[[], Awaitable[Metrics]] | None = None
 
 
@@ -82,6 +91,7 @@ class TrainingLoop:
         self.step = 0
         self.episode = 0
         self.ledger = Ledger()
+        self._last_done = 0.0
         self._reissue: list[int] = []
         self._eval_scores: dict[str, float] = {}
         if resume is not None:
@@ -108,6 +118,7 @@ class TrainingLoop:
             dynamic_sampling=self._config.batch.dynamic_sampling,
         )
         producing = asyncio.create_task(producer.run(), name="producer")
+        self._last_done = time.perf_counter()
         try:
             while self.step < self._config.run.steps:
                 last_eval = await self._one_step(buffer, producing) or last_eval
@@ -140,7 +151,9 @@ class TrainingLoop:
             self._kl.update(float(result.stats.kl.mean()), len(shaped.raw))
         self.episode += len(shaped.raw)
         self.step += 1
-        clock = StepClock(step=done - start, wait=taken - start, train=trained - taken, sync=done - trained)
+        clock = StepClock(
+            step=done - self._last_done, wait=taken - start, train=trained - taken, sync=done - trained
+        )
         metrics = step_metrics(groups, shaped, result, clock, published, self.episode, self.step - 1, kl_coef)
         # Opening the next slots first lets generation overlap with all the bookkeeping below.
         await buffer.trained(groups)
