@@ -138,7 +138,7 @@ def test_weights_of_the_batch_replace_the_row_weights(model_path: str) -> None:
 
 def test_lora_trains_only_adapters_and_its_reference_is_the_base(model_path: str) -> None:
     batch = make_batch()
-    lora = LoRAConfig(rank=4, alpha=8.0)
+    lora = LoRAConfig(rank=4, alpha=8.0, dropout=0.2)
     rank = LearnerRank(spec_of(model_path, lora=lora))
     base = LearnerRank(spec_of(model_path))
     frozen = {n: p.detach().clone() for n, p in rank.model.named_parameters() if not p.requires_grad}
@@ -153,6 +153,8 @@ def test_lora_trains_only_adapters_and_its_reference_is_the_base(model_path: str
     _, trained = rank.forward_part(batch, [range(13)], reference=False)
     _, reference = rank.forward_part(batch, [range(13)], reference=True)
     _, expected = base.forward_part(batch, [range(13)], reference=False)
+    _, again = rank.forward_part(batch, [range(13)], reference=False)
+    assert np.array_equal(trained.logprobs, again.logprobs), "dropout is for training alone"
     assert np.array_equal(reference.logprobs, expected.logprobs)
     assert np.abs(trained.logprobs - expected.logprobs).max() > 1e-3
 
