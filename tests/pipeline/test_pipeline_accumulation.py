@@ -158,6 +158,21 @@ def test_a_callable_may_say_what_its_loss_weighs(models, pipelines):
     torch.testing.assert_close(own.table.grad, (3 * gradients[0] + 4 * gradients[1]) / 7)
 
 
+def test_a_bare_scalar_weighs_as_many_tokens_as_have_labels(models, pipelines):
+    def own_mean(outputs, labels):
+        return outputs.square().mean()
+
+    one, two = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[3, 0]])
+    model = models.Table()
+    pipeline = pipelines(model)
+    pipeline.forward_backward(one, labels=torch.tensor([[1, -100, 3, 4]]), loss_fn=own_mean)
+    output = pipeline.forward_backward(two, labels=two, loss_fn=own_mean).result()
+    assert output.metrics["num_tokens"] == 1
+    expected = models.Table()
+    ((2 * own_mean(expected(one), None) + own_mean(expected(two), None)) / 3).backward()
+    torch.testing.assert_close(model.table.grad, expected.table.grad)
+
+
 def test_a_callable_may_return_metrics_and_reads_labels_of_any_kind(models, pipelines):
     def regression(outputs, labels, power):
         return ((outputs.mean((1, 2)) - labels) ** power).mean(), {"power": power}

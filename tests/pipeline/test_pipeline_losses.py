@@ -219,6 +219,15 @@ def test_padding_on_either_side_changes_neither_loss_nor_gradient(
         assert torch.all(output.logprobs[i][mask[i] == 0] == 0)
 
 
+def test_a_gap_inside_a_row_is_not_read_and_the_token_behind_it_is_not_trained(make_gpt2, pipelines):
+    pipeline = pipelines(make_gpt2())
+    whole = pipeline.forward([[5, 6, 7, 8]]).result()["logprobs"][0]
+    gap = pipeline.forward_backward([[5, 6, 11, 7, 8]], [[1, 1, 0, 1, 1]]).result()
+    assert gap.metrics["num_tokens"] == 2
+    expected = [0.0, float(whole[1]), 0.0, 0.0, float(whole[3])]
+    assert gap.logprobs[0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def test_forward_gives_the_logprobs_that_a_later_loss_takes_as_old(qwen, pipelines):
     ids = torch.randint(2, 23, (2, 6), generator=torch.Generator().manual_seed(2))
     pipeline = pipelines(qwen)
