@@ -285,3 +285,33 @@ def test_every_loss_keeps_the_config_that_it_is_given(make):
     config = CustomLossConfig("mine", weight=3.0)
     assert make(config).config is config
     assert make(None).config.weight == 1.0
+
+
+def test_variance_leaves_out_columns_that_a_mask_thins_to_one_row():
+    outputs = torch.tensor([[1.0, 0.0, 4.0], [3.0, 7.0, 9.0], [9.0, 5.0, 0.0]]).requires_grad_()
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 0]])
+    loss = VarianceLoss(target_variance=2.0, beta=0.0)(outputs, mask=mask)
+    loss.backward()
+    assert loss.item() == pytest.approx((52 / 3 - 2) ** 2)
+    assert torch.isfinite(outputs.grad).all()
+    assert outputs.grad[:, 1:].abs().max() == 0
+
+
+def test_variance_entropy_is_over_the_last_dimension():
+    outputs = torch.randn(3, 2, 4)
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1]])
+    with_entropy = VarianceLoss(beta=1.0)(outputs, mask=mask) - VarianceLoss(beta=0.0)(outputs, mask=mask)
+    p = np.exp(outputs.numpy()) / np.exp(outputs.numpy()).sum(-1, keepdims=True)
+    entropy = -(p * np.log(p)).sum(-1)
+    assert with_entropy.item() == pytest.approx(-entropy[mask.numpy() == 1].mean(), rel=1e-5)
+
+
+def test_contrastive_pairs_by_cosine():
+    one, other = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 2.0], [1.0, 0.0]])
+    each = ContrastiveLoss(margin=1.5).compute_loss(one, other, labels=torch.tensor([1.0, 0.0]))
+    assert each.tolist() == pytest.approx([1.0, 1.5**2])
+
+
+def test_adaptive_loss_refuses_an_argument_that_its_base_does_not_take():
+    with pytest.raises(TypeError, match="takes no 'advantage'"):
+        AdaptiveLoss(PPOLoss(), lambda step: 1.0)(X, Y, advantage=X)
