@@ -172,3 +172,19 @@ def test_a_judge_without_a_number_is_an_error_and_never_a_tie(tokenizer, ids, mo
     with pytest.raises(BadInputError, match=message):
         compare(env, ids, "xyz", "q")
     assert env.pairs == []
+
+
+def test_three_prompts_come_in_their_order_and_again(tokenizer):
+    env = PreferenceComparisonEnv(tokenizer, ["a", "b", "c"])
+    assert env.max_length == 512
+    assert [env.reset().prompt for _ in range(5)] == ["a", "b", "c", "a", "b"]
+
+
+def test_after_a_judge_that_failed_the_comparison_starts_anew(tokenizer, ids):
+    answers = iter([float("nan"), 1.0])
+    env = PreferenceComparisonEnv(tokenizer, ["a"], None, lambda p, a, b: next(answers))
+    with pytest.raises(BadInputError, match="returned nan"):
+        compare(env, ids, "xyz", "q")
+    with pytest.raises(BadInputError, match=r"call reset\(\)"):
+        env.step(ids("third"))
+    assert compare(env, ids, "xyz", "q")[1].reward == 1.0

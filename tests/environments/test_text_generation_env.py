@@ -263,3 +263,10 @@ def test_the_data_classes_have_the_documented_fields_and_defaults():
     assert observation.metadata == {}
     result = StepResult(reward=1.5, done=True, info={"a": 1}, metrics={"m": 0.8})
     assert (result.next_observation, result.info, result.metrics) == (None, {"a": 1}, {"m": 0.8})
+
+
+def test_three_prompts_come_in_their_order_and_again(tokenizer):
+    env = TextGenerationEnv(tokenizer, ["a", "b", "c"])
+    assert env.temperature == 1.0
+    assert [env.reset().prompt for _ in range(5)] == ["a", "b", "c", "a", "b"]
+    assert env.current_prompt_idx == 2
