@@ -17,11 +17,18 @@ class BadInputError(RLClusterError, ValueError):
     """
 
 
-class ScorerError(RLClusterError):
+class _NamedError(RLClusterError):
+    """args: (who, cause)."""
+
+    def __str__(self) -> str:
+        return ": ".join(str(part) for part in self.args)
+
+
+class ScorerError(_NamedError):
     """A scorer raised, timed out, or answered with NaN or a wrong length. args: (scorer, cause)."""
 
 
-class WorkerDiedError(RLClusterError):
+class WorkerDiedError(_NamedError):
     """A Ray worker ended without being asked to. args: (worker name, cause)."""
 
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import torch  # noqa: F401
 from transformers import GPT2LMHeadModel, Qwen2ForCausalLM  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_SECONDS = 120.0
 # file of rl_cluster/pipeline, the text (once in it), what it becomes, the test file that must notice
 MUTANTS = [
     ("losses.py", "clip_low=1.0, clip_high=UNBOUNDED", "clip_low=0.2, clip_high=0.2", "losses"),
@@ -165,6 +167,8 @@ def survives(file: str, old: str, new: str, tests: str | None) -> bool:
 
 
 def _run_tests(copy: Path, target: str) -> int:
+    # A mutant may deadlock; that is noticed too.
+    threading.Timer(DEADLINE_SECONDS, os._exit, (1,)).start()
     os.chdir(copy)
     sys.path.insert(0, str(copy))
     with (copy / "output").open("w") as output:

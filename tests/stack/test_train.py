@@ -18,7 +18,38 @@ from tests.stack.runs import run, same_bytes, settings, weights
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_session")]
 
-EVERY_STEP = {"eps", "episode", "lr", "objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward", "objective/scores", "policy/approxkl_avg", "policy/clipfrac_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg", "policy/entropy_avg", "val/ratio", "val/ratio_var", "val/num_eos_tokens", "rewards/share_of_digits", "perf/step_seconds", "perf/generate_seconds", "perf/score_seconds", "perf/reference_seconds", "perf/train_seconds", "perf/sync_seconds", "perf/generated_tokens_per_second", "perf/trained_tokens_per_second", "health/logprob_gap_mean", "health/logprob_gap_max", "health/rss_bytes/rollout-0", "health/rss_bytes/learner-0"}
+EVERY_STEP = {
+    "eps",
+    "episode",
+    "lr",
+    "objective/kl",
+    "objective/entropy",
+    "objective/non_score_reward",
+    "objective/rlhf_reward",
+    "objective/scores",
+    "policy/approxkl_avg",
+    "policy/clipfrac_avg",
+    "loss/policy_avg",
+    "loss/value_avg",
+    "val/clipfrac_avg",
+    "policy/entropy_avg",
+    "val/ratio",
+    "val/ratio_var",
+    "val/num_eos_tokens",
+    "rewards/share_of_digits",
+    "perf/step_seconds",
+    "perf/generate_seconds",
+    "perf/score_seconds",
+    "perf/reference_seconds",
+    "perf/train_seconds",
+    "perf/sync_seconds",
+    "perf/generated_tokens_per_second",
+    "perf/trained_tokens_per_second",
+    "health/logprob_gap_mean",
+    "health/logprob_gap_max",
+    "health/rss_bytes/rollout-0",
+    "health/rss_bytes/learner-0",
+}
 
 SYNCHRONOUS = settings(checkpoint={"every": 2, "keep_last": 9}, eval={"every": 2, "num_prompts": 10})
 

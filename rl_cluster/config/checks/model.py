@@ -115,6 +115,26 @@ def positions_suffice(config: RunConfig, machine: Machine) -> Iterator[Problem]:
             yield Problem(field, new, reason, "Lower it or data.max_prompt_tokens.")
 
 
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""What vLLM's attention for CPUs is compiled for; with another size its engine dies at the first request."""
+
+
+def engine_has_the_head_size(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    on_cpu = config.cluster.device == "cpu" or (config.cluster.device == "auto" and machine.gpus == 0)
+    if not on_cpu or (config.model.path is None and config.model.scratch is None):
+        return
+    shape = find_shape(config.model)
+    if shape is None or shape.source.startswith("the name") or shape.head_dim in CPU_HEAD_SIZES:
+        return
+    sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+    reason = f"has attention heads of size {shape.head_dim}, which vLLM's CPU engine cannot do"
+    if config.model.scratch is not None:
+        remedy = f"Choose hidden_size / num_heads among {sizes}."
+        yield Problem("model.scratch.num_heads", config.model.scratch.num_heads, reason, remedy)
+    else:
+        yield Problem("model.path", config.model.path, reason, f"On CPUs it can do {sizes}.")
+
+
 def supervised_needs_answers(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     if config.model.supervised is not None and isinstance(config.data.train, FileSource):
         reason = f"demonstrations are generated, and data.train.source = {config.data.train.source} has none"
@@ -144,6 +164,7 @@ MODEL_CHECKS = (
     alphabet_covers_data,
     chat_needs_template,
     positions_suffice,
+    engine_has_the_head_size,
     supervised_needs_answers,
     lora_is_sound,
 )
