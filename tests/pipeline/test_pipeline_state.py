@@ -21,7 +21,7 @@ def in_tmp_path(tmp_path, monkeypatch):
 
 def training(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
 
 
 def steps(pipeline, optimizer, scheduler, count):
