@@ -126,7 +126,7 @@ MUTANTS = [
     ("torch_state.py", "gradients if state.accumulation.calls > 0 else {}", "{}", "state"),
     ("torch_state.py", '        scheduler.load_state_dict(saved["scheduler"])', "        pass", "state"),
     ("torch_state.py", "    ).restore()\n", "    )\n", "state"),
-    ("checkpoint_folder.py", "old.rename(folder)", "pass", None),
+    ("checkpoint_folder.py", "old.rename(folder)", "pass", "state"),
     ("checkpoint_folder.py", "shutil.rmtree(fresh, ignore_errors=True)", "pass", "state"),
     ("client.py", "copy.deepcopy(model)", "model", "client"),
     ("client.py", "frozen.requires_grad_(False)", "pass", "client"),
@@ -140,7 +140,12 @@ MUTANTS = [
     ),
     ("learner_backend.py", "if self._published != self.step:", "if self._published is None:", "learner"),
     ("learner_backend.py", "reference=reference)", "reference=False)", "learner"),
-    ("learner_batch.py", "np.where(self.trained, weight, 0.0)", "np.full(len(self.trained), weight)", None),
+    (
+        "learner_batch.py",
+        "np.where(self.trained, weight, 0.0)",
+        "np.full(len(self.trained), weight)",
+        "learner",
+    ),
 ]
 
 

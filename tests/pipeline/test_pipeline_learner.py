@@ -131,6 +131,7 @@ def batch_of(seed, rows):
         "labels": labels,
         "old_logprobs": -3.0 + 0.3 * torch.rand(ids.shape, generator=generator),
         "advantages": torch.randn(ids.shape, generator=generator),
+        "mask": (torch.arange(8) != 4).expand(rows, 8),
     }
 
 

@@ -197,6 +197,25 @@ def test_a_save_that_fails_half_way_leaves_the_older_checkpoint_and_no_rubbish(
     assert not load_file(info["model_path"])["table"].any()
 
 
+def test_a_rename_that_fails_puts_the_older_checkpoint_back(models, pipelines, monkeypatch):
+    model = models.Table()
+    pipeline = pipelines(model)
+    pipeline.save_state("same")
+    genuine = Path.rename
+
+    def fails_for_the_new(path, target):
+        if ".new-" in path.name:
+            raise OSError("Input/output error")
+        return genuine(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails_for_the_new)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            pipeline.save_state("same")
+    assert os.listdir("checkpoints") == ["same"]
+    pipeline.load_state("same")
+
+
 def test_a_scheduler_that_cannot_be_read_back_safely_is_refused_when_saving(models, pipelines):
     class Odd(torch.optim.lr_scheduler.StepLR):
         def state_dict(self):
