@@ -154,6 +154,7 @@ class TrainingLoop:
         clock = StepClock(
             step=done - self._last_done, wait=taken - start, train=trained - taken, sync=done - trained
         )
+        self._last_done = done
         metrics = step_metrics(groups, shaped, result, clock, published, self.episode, self.step - 1, kl_coef)
         # Opening the next slots first lets generation overlap with all the bookkeeping below.
         await buffer.trained(groups)

@@ -40,7 +40,12 @@ BAD = [
     (LAPTOP, ["model={path: /etc/hostname}"], "is a file", "folder"),
     (LAPTOP, ["model.scratch={num_heads: 3}"], "model.scratch.num_heads = 3", "divisor"),
     (LAPTOP, ["model.scratch={hidden_size: 12, num_heads: 4}"], "odd size 3", "num_heads"),
-    (LAPTOP, ["model.scratch={hidden_size: 64, num_heads: 4}"], "heads of size 16", "hidden_size / num_heads"),
+    (
+        LAPTOP,
+        ["model.scratch={hidden_size: 64, num_heads: 4}"],
+        "heads of size 16",
+        "hidden_size / num_heads",
+    ),
     (LAPTOP, ["model.scratch={alphabet: 0123456789+=+}"], "repeats a character", "once"),
     (LAPTOP, ["data.train.template='{a} und {b}'"], "lacks 'dnu'", "Add these"),
     (LAPTOP, ["data.train.chat=true"], "data.train.chat = true", "model.path"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,15 @@ def test_retention_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     scores = {s: row["eval/score_mean"] for s, row in rig.observer.rows.items() if s > 0}
     best = max(scores, key=lambda s: (scores[s], -s))
     assert kept == {5, 6, best}
+
+
+def test_step_seconds_add_up_to_the_time_of_the_run(tmp_path: Path) -> None:
+    rig = Rig(make_config(run={"steps": 4}), tmp_path)
+    begun = time.perf_counter()
+    rig.run()
+    whole = time.perf_counter() - begun
+    steps = [row["perf/step_seconds"] for step, row in rig.observer.rows.items() if step > 0]
+    assert 0 < sum(s for s in steps if s is not None) <= whole
 
 
 def test_groups_without_signal_are_replaced_under_dynamic_sampling(tmp_path: Path) -> None:

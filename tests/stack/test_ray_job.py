@@ -41,7 +41,7 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     environment.pop("RAY_ADDRESS", None)
     command = [RAY, "start", "--head", "--block", f"--port={port}", "--num-cpus=2"]
     command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
-    log = open(tmp_path / "head.log", "w")  # noqa: SIM115 (closed with the process)
+    log = open(tmp_path / "head.log", "w")
     head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 120
