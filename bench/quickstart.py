@@ -3,7 +3,7 @@
     python bench/quickstart.py [--seeds 5] [--out runs/quickstart-seeds] [--config configs/quickstart.yaml]
 
 Prints a table and, as its last line, one JSON object: per seed the score before and after and the seconds of
-the whole command, engine starts included. Draw the curves with `python launch.py plot OUT/seed-* --out x.png`.
+the whole command, engine starts included. Draw them with `python launch.py plot OUT/seed-* --out x.png`.
 """
 
 from __future__ import annotations
