@@ -13,6 +13,7 @@ from rl_cluster.assembly.warm_start import imitate, scratch_folder
 from rl_cluster.assembly.workers import Cluster, start_cluster
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import RunConfig
+from rl_cluster.data.demonstrations import demonstrations
 from rl_cluster.data.load import PromptSets, load_prompts
 from rl_cluster.data.stream import PromptStream
 from rl_cluster.errors import BadInputError
@@ -43,6 +44,8 @@ def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
     tokenizer = load_tokenizer(model_path, config.model.trust_remote_code)
     prompts = load_prompts(config.data, tokenizer)
     check_metadata(config.rewards.scorers, [*prompts.train, *prompts.held_out])
+    if config.model.supervised is not None:
+        demonstrations(prompts.train, tokenizer)  # refuses prompts without an answer while nothing runs yet
     with (
         open_observer(config, folder, None if state is None else state.step) as observer,
         ray_session(plan),

@@ -47,7 +47,7 @@ class SupervisedConfig(Config):
     learning_rate: PositiveFloat = 1e-3
     warmup_steps: NonNegativeInt = 20
     correct_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Generated tasks only: share of demonstrations whose answer is right; the others are near misses."""
+    """Share of demonstrations that show the row's `answer`; the others have one character wrong."""
 
 
 class ModelConfig(Config):

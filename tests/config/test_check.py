@@ -54,12 +54,6 @@ BAD = [
     (LAPTOP, ["data.train={source: jsonl, path: /no/file.jsonl}"], "no such file", "path of the prompts"),
     (LAPTOP, ["data.train={source: jsonl, path: /etc}"], "is a folder", "dataset"),
     (LAPTOP, ["data.train={source: dataset, path: /etc/hostname}"], "wants a folder", "save_to_disk"),
-    (
-        LAPTOP,
-        ["data.train={source: jsonl, path: /etc/hostname}", "model.supervised={}"],
-        "model.supervised",
-        "generated source",
-    ),
     (LAPTOP, ["model.lora={}", "sync.backend=ipc"], 'sync.backend = "ipc": hands over whole weights', "lora"),
     (LAPTOP, ["model.lora={targets: []}"], "names no layer", "all-linear"),
     (LAPTOP, ["rewards.scorers=[{kind: function, function: len}]"], "is not an import path", "function"),

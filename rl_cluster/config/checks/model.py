@@ -135,17 +135,6 @@ def engine_has_the_head_size(config: RunConfig, machine: Machine) -> Iterator[Pr
         yield Problem("model.path", config.model.path, reason, f"On CPUs it can do {sizes}.")
 
 
-def supervised_needs_answers(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    if config.model.supervised is not None and isinstance(config.data.train, FileSource):
-        reason = f"demonstrations are generated, and data.train.source = {config.data.train.source} has none"
-        yield Problem(
-            "model.supervised",
-            config.model.supervised.model_dump(),
-            reason,
-            "Remove it, or use a generated source.",
-        )
-
-
 def lora_is_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     lora = config.model.lora
     if lora is None:
@@ -165,6 +154,5 @@ MODEL_CHECKS = (
     chat_needs_template,
     positions_suffice,
     engine_has_the_head_size,
-    supervised_needs_answers,
     lora_is_sound,
 )
