@@ -34,6 +34,7 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     port, dashboard = free_port(), free_port()
     environment = {
         **os.environ,
+        "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -41,17 +42,21 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     environment.pop("RAY_ADDRESS", None)
     command = [RAY, "start", "--head", "--block", f"--port={port}", "--num-cpus=2"]
     command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
+    # The other tests' Ray is up on this machine too, and has Ray's default ports.
+    command += [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]
+    command += [f"--metrics-export-port={free_port()}", f"--dashboard-agent-grpc-port={free_port()}"]
     log = open(tmp_path / "head.log", "w")
     head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while not _answers(environment):
             assert head.poll() is None, (tmp_path / "head.log").read_text()
             assert time.monotonic() < deadline, "the head node's job server did not come up"
         yield environment
     finally:
-        os.killpg(head.pid, signal.SIGTERM)
-        head.wait(60)
+        if head.poll() is None:
+            os.killpg(head.pid, signal.SIGTERM)
+            head.wait(60)
         log.close()
 
 
@@ -66,6 +71,7 @@ def test_a_job_trains_on_the_cluster_and_leaves_its_run_folder(
     folder = RunFolder(tmp_path / "run")
     words = ["configs/quickstart.yaml", f"run.dir={folder.path}", "run.steps=2", "model.supervised.steps=3"]
     words += ["batch.prompts_per_step=4", "eval.num_prompts=5", "log.progress=plain"]
+    words += ["optimizer.warmup_steps=0", "model.supervised.warmup_steps=0"]
     submit = [RAY, "job", "submit", "--working-dir", str(ROOT), "--"]
     done = subprocess.run(
         [*submit, "python", "launch.py", "train", *words],
