@@ -10,8 +10,8 @@ import numpy as np
 
 from learners.handles import Call, RankHandle, answers
 from learners.spec import LearnerSpec
-from learners.totals import add_metrics
 from rl_cluster.algorithms.steps import CrossEntropyStep, LossStep, PolicyStep, ValueStep
+from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.algorithms.weights import Aggregation, row_weights
 from rl_cluster.batch import ShardPlan, plan_shards
 from rl_cluster.protocols import BatchLayout, OptimParams, OptimResult, Ref

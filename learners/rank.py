@@ -21,9 +21,9 @@ from learners.micro_batch import MicroBatch
 from learners.schedule import learning_rate
 from learners.spec import LearnerSpec
 from learners.state_files import check_manifest, read_rank_state, write_manifest, write_rank_state
-from learners.totals import add_metrics
 from learners.weight_groups import WeightMetadata, weight_groups, weight_metadata
 from rl_cluster.algorithms.table import LossStep, compute_loss
+from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.batch import TokenBatch
 from rl_cluster.modeling.load import load_critic, load_policy
 from rl_cluster.modeling.policy import CriticModel, PolicyModel

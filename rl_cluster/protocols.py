@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rl_cluster.batch import TokenBatch
 from rl_cluster.trajectory import GroupSummary, GroupTask, ScoreFailure, Scores
 
 Ref = Any
@@ -131,6 +132,17 @@ class BatchLayout:
     @property
     def num_rows(self) -> int:
         return len(self.lengths)
+
+    @staticmethod
+    def of(batch: TokenBatch, action_counts: np.ndarray | None = None) -> BatchLayout:
+        """action_counts: int [N], where not every drawn token trains; default: the batch's own."""
+        counts = batch.action_counts if action_counts is None else action_counts
+        return BatchLayout(
+            lengths=tuple(batch.lengths.tolist()),
+            action_counts=tuple(counts.tolist()),
+            units=tuple(batch.units.tolist()),
+            group_ids=tuple(batch.group_ids.tolist()),
+        )
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,7 @@ def assemble(num_groups: int, mask_truncated: bool, *refs: object) -> tuple[Batc
     counts = batch.action_counts
     if mask_truncated:
         counts = np.where([t.finish_reason == "length" for t in trajectories], 0, counts)
-    layout = BatchLayout(
-        lengths=tuple(batch.lengths.tolist()),
-        action_counts=tuple(counts.tolist()),
-        units=tuple(batch.units.tolist()),
-        group_ids=tuple(batch.group_ids.tolist()),
-    )
-    return layout, batch
+    return BatchLayout.of(batch, counts), batch
 
 
 @dataclass(frozen=True)

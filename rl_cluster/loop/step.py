@@ -16,12 +16,11 @@ from rl_cluster.algorithms.table import (
     policy_step,
     value_step,
 )
+from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.config.run import RunConfig
 from rl_cluster.loop.buffer import ReadyGroup
 from rl_cluster.loop.experience import BatchStats, add_advantages, assemble
 from rl_cluster.protocols import BatchLayout, Learner, OptimResult, Ref
-
-MERGE_BY_MAXIMUM = "_max"
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,11 @@ class TrainStep:
         optim: list[OptimResult] = []
         for rows in self._mini_batches(layout.num_rows, step):
             if self._critic is not None:
-                _add(sums, await self._critic.forward_backward(batch, layout, rows, of_critic))
+                add_metrics(sums, await self._critic.forward_backward(batch, layout, rows, of_critic))
                 await self._critic.optim_step()
                 if not of_policy.train_policy:
                     continue
-            _add(sums, await self._learner.forward_backward(batch, layout, rows, of_policy))
+            add_metrics(sums, await self._learner.forward_backward(batch, layout, rows, of_policy))
             optim.append(await self._learner.optim_step())
         return sums, tuple(optim)
 
@@ -125,11 +124,3 @@ class TrainStep:
             order = generator.permutation(num_rows).tolist()
             updates += [order[start : start + size] for start in range(0, num_rows, size)]
         return updates
-
-
-def _add(total: dict[str, float], part: dict[str, float]) -> None:
-    for name, value in part.items():
-        if name.endswith(MERGE_BY_MAXIMUM):
-            total[name] = max(total.get(name, -math.inf), value)
-        else:
-            total[name] = total.get(name, 0.0) + value

@@ -19,12 +19,7 @@ async def run_supervised(
     on_step(step, loss, result): step counted from 1, loss in nats per token before the update.
     """
     for step, batch in enumerate(batches, start=1):
-        layout = BatchLayout(
-            lengths=tuple(batch.lengths.tolist()),
-            action_counts=tuple(batch.action_counts.tolist()),
-            units=tuple(batch.units.tolist()),
-            group_ids=tuple(batch.group_ids.tolist()),
-        )
+        layout = BatchLayout.of(batch)
         sums = await learner.forward_backward(batch, layout, range(batch.num_rows), CrossEntropyStep())
         result = await learner.optim_step()
         on_step(step, sums["nll_sum"] / sums["tokens_sum"], result)
