@@ -3,32 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.reward_model_worker import make_reward_model_scorer
 from actors.scorer_handle import RayScorer
 from actors.scorer_worker import make_function_scorer
-from rl_cluster.config.reward import RewardConfig, RewardModelScorer
-from rl_cluster.rewards.loading import scorer_names
+from rl_cluster.config.reward import CallableScorer, RewardConfig, RewardModelScorer
+from rl_cluster.protocols import Ref
+from rl_cluster.rewards.calling import Outcome
+from rl_cluster.rewards.loading import ScoreFunction, scorer_names
+from rl_cluster.rewards.local_scorer import LocalScorer
+
+
+class DriverScorer:
+    """Implements protocols.Scorer in the driver's own process, for functions that cannot travel."""
+
+    def __init__(self, local: LocalScorer) -> None:
+        self.name, self.weight = local.name, local.weight
+        self._local = local
+
+    async def score(self, group: Ref) -> Outcome:
+        return await self._local.score(await group)
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+AnyScorer = RayScorer | DriverScorer
 
 
 def make_scorers(
     rewards: RewardConfig,
     policy_tokenizer: Any,
     *,
+    functions: Mapping[str, ScoreFunction] | None = None,
     device: str = "cpu",
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
     start_seconds: float = 600.0,
-) -> tuple[RayScorer, ...]:
+) -> tuple[AnyScorer, ...]:
     """One scorer per entry, in order, not started yet; what can be checked here is (BadInputError).
 
-    device, num_cpus, num_gpus: of each reward-model worker; function workers reserve no CPU.
+    functions: name -> function, of the scorers of kind callable. device, num_cpus, num_gpus: of each
+    reward-model worker; function workers reserve no CPU.
     """
-    scorers = []
+    scorers: list[AnyScorer] = []
     for config, name in zip(rewards.scorers, scorer_names(rewards.scorers), strict=True):
-        if isinstance(config, RewardModelScorer):
+        scorer: AnyScorer
+        if isinstance(config, CallableScorer):
+            function = (functions or {})[name]
+            scorer = DriverScorer(LocalScorer(name, function, config.weight, config.timeout_seconds))
+        elif isinstance(config, RewardModelScorer):
             scorer = make_reward_model_scorer(
                 config,
                 name,
@@ -44,7 +73,7 @@ def make_scorers(
     return tuple(scorers)
 
 
-async def start_scorers(scorers: Sequence[RayScorer]) -> None:
+async def start_scorers(scorers: Sequence[AnyScorer]) -> None:
     """Start all at once; if one cannot start, end the others and raise its error."""
     results = await asyncio.gather(*(scorer.start() for scorer in scorers), return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]

@@ -56,6 +56,13 @@ class RewardModelScorer(_Scorer):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
+class CallableScorer(_Scorer):
+    """A function object that the caller of the library hands over; it runs in the caller's process."""
+
+    kind: Literal["callable"] = "callable"
+    name: str
+
+
 class ReasoningGymScorer(_Scorer):
     """The family's own score_answer."""
 
@@ -63,7 +70,12 @@ class ReasoningGymScorer(_Scorer):
 
 
 ScorerConfig = Annotated[
-    FunctionScorer | ExactMatchScorer | MathScorer | RewardModelScorer | ReasoningGymScorer,
+    FunctionScorer
+    | ExactMatchScorer
+    | MathScorer
+    | RewardModelScorer
+    | ReasoningGymScorer
+    | CallableScorer,
     Field(discriminator="kind"),
 ]
 

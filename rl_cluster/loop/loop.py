@@ -19,6 +19,7 @@ from rl_cluster.loop.buffer import ExperienceBuffer, ReadyGroup
 from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.evaluation import Evaluator
 from rl_cluster.loop.experience import sample_texts
+from rl_cluster.loop.hooks import Hooks, Wishes, all_wishes
 from rl_cluster.loop.ledger import Ledger
 from rl_cluster.loop.producer import Producer, Scoring
 from rl_cluster.loop.report import Metrics, StepClock, step_metrics
@@ -55,6 +56,15 @@ class Workers:
     health: Callable[[], Awaitable[Metrics]] | None = None
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """One step's outcome. metrics: grows until it is reported."""
+
+    shaped: ShapedScores
+    result: StepResult
+    metrics: Metrics
+
+
 class TrainingLoop:
     """`run` trains to the last step; the state between steps is exactly what a checkpoint holds."""
 
@@ -67,7 +77,9 @@ class TrainingLoop:
         observer: Observer,
         run_folder: Path,
         resume: LoopState | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
+        self._hooks = tuple(hooks)
         self._config = config
         self._workers = workers
         self._stream = stream
@@ -94,18 +106,22 @@ class TrainingLoop:
         self._last_done = 0.0
         self._reissue: list[int] = []
         self._eval_scores: dict[str, float] = {}
+        self._wishes = Wishes()
         if resume is not None:
             self._restore(resume)
 
     async def run(self) -> Metrics:
         """Publish, evaluate, train to config.run.steps, evaluate. Returns the last evaluation's metrics."""
+        last_step = self._config.run.steps
         await self._workers.publisher.publish(self.step)
+        for hook in self._hooks:
+            hook.on_begin(self.step, last_step, self._folder)
         last_eval = await self._evaluate() if self.step == 0 else {}
         buffer = ExperienceBuffer(
             self.ledger,
             groups_per_step=self._config.batch.prompts_per_step,
             max_policy_lag=self._config.asynchrony.max_policy_lag,
-            last_version=self._config.run.steps,
+            last_version=last_step,
             version=self.step,
             drop_limit=self._config.batch.dynamic_sampling_limit,
         )
@@ -120,12 +136,21 @@ class TrainingLoop:
         producing = asyncio.create_task(producer.run(), name="producer")
         self._last_done = time.perf_counter()
         try:
-            while self.step < self._config.run.steps:
+            while self.step < last_step and not self._wishes.stop:
                 last_eval = await self._one_step(buffer, producing) or last_eval
         finally:
             producing.cancel()
             await asyncio.gather(producing, return_exceptions=True)
+        for hook in self._hooks:
+            hook.on_end(self.step)
         return last_eval
+
+    async def train_on(self, groups: Sequence[ReadyGroup]) -> Metrics:
+        """One step on groups that the caller has made and scored, with the published weights of now."""
+        self._last_done = time.perf_counter()
+        trained = await self._learn(groups, wait=0.0, failing=None)
+        self._observer.metrics(self.step, trained.metrics)
+        return trained.metrics
 
     def _next_task(self) -> GroupTask:
         group_id = self._reissue.pop(0) if self._reissue else self._stream.take()[0]
@@ -136,31 +161,35 @@ class TrainingLoop:
         start = time.perf_counter()
         self._observer.phase("generating")
         groups = await _or_failure(buffer.take_batch(), producing)
+        trained = await self._learn(groups, time.perf_counter() - start, producing)
+        # Opening the next slots first lets generation overlap with all the bookkeeping below.
+        await buffer.trained(groups)
+        evaluated = await self._bookkeeping(groups, trained)
+        await self._checkpoint_if_due()
+        return evaluated
+
+    async def _learn(
+        self, groups: Sequence[ReadyGroup], wait: float, failing: asyncio.Task[None] | None
+    ) -> _Trained:
+        """Update, publish, count. wait: seconds until the groups were there. failing: ends the wait early."""
         taken = time.perf_counter()
         self._observer.phase("training")
         shaped = self._shape(groups)
         kl_coef = self._kl.coef
-        result = await _or_failure(
-            self._train_step.run(groups, shaped.scores, kl_coef, self.step + 1), producing
-        )
+        update = self._train_step.run(groups, shaped.scores, kl_coef, self.step + 1)
+        result = await _or_failure(update, failing)
         trained = time.perf_counter()
         self._observer.phase("publishing")
-        published = await _or_failure(self._workers.publisher.publish(self.step + 1), producing)
+        published = await _or_failure(self._workers.publisher.publish(self.step + 1), failing)
         done = time.perf_counter()
         if result.stats.kl is not None:
             self._kl.update(float(result.stats.kl.mean()), len(shaped.raw))
         self.episode += len(shaped.raw)
         self.step += 1
-        clock = StepClock(
-            step=done - self._last_done, wait=taken - start, train=trained - taken, sync=done - trained
-        )
+        clock = StepClock(step=done - self._last_done, wait=wait, train=trained - taken, sync=done - trained)
         self._last_done = done
         metrics = step_metrics(groups, shaped, result, clock, published, self.episode, self.step - 1, kl_coef)
-        # Opening the next slots first lets generation overlap with all the bookkeeping below.
-        await buffer.trained(groups)
-        evaluated = await self._bookkeeping(groups, shaped, result, metrics)
-        await self._checkpoint_if_due()
-        return evaluated
+        return _Trained(shaped, result, metrics)
 
     def _shape(self, groups: Sequence[ReadyGroup]) -> ShapedScores:
         columns: dict[str, list[np.ndarray]] = {}
@@ -180,25 +209,20 @@ class TrainingLoop:
         self._moments = shaped.moments
         return shaped
 
-    async def _bookkeeping(
-        self,
-        groups: Sequence[ReadyGroup],
-        shaped: ShapedScores,
-        result: StepResult,
-        metrics: Metrics,
-    ) -> Metrics | None:
-        log, evaluation = self._config.log, self._config.eval
+    async def _bookkeeping(self, groups: Sequence[ReadyGroup], trained: _Trained) -> Metrics | None:
+        log, metrics = self._config.log, trained.metrics
         last = self.step == self._config.run.steps
         if log.samples_every and (self.step % log.samples_every == 0 or last):
-            await self._show_samples(groups, shaped.raw)
+            await self._show_samples(groups, trained.shaped.raw)
         if log.trajectories:
             path = self._folder / "trajectories" / f"step-{self.step}.parquet"
             refs = [group.group for group in groups]
             await self._workers.learner.compute(
-                write_trajectories, str(path), shaped.scores, result.batch, *refs, returns=2
+                write_trajectories, str(path), trained.shaped.scores, trained.result.batch, *refs, returns=2
             )
+        self._wishes = all_wishes([hook.on_step(self.step, metrics) for hook in self._hooks])
         evaluated = None
-        if last or (evaluation.every and self.step % evaluation.every == 0):
+        if self._is_due(self._config.eval.every, last) or self._wishes.evaluate:
             evaluated = await self._evaluate()
             metrics |= evaluated
         if self._workers.health is not None:
@@ -207,6 +231,9 @@ class TrainingLoop:
         metrics |= {f"ledger/{state}": float(count) for state, count in self.ledger.counts().items()}
         self._observer.metrics(self.step, metrics)
         return evaluated
+
+    def _is_due(self, every: int, last: bool) -> bool:
+        return last or bool(every and self.step % every == 0)
 
     async def _show_samples(self, groups: Sequence[ReadyGroup], raw: np.ndarray) -> None:
         chosen = groups[: self._config.log.num_samples]
@@ -227,14 +254,19 @@ class TrainingLoop:
         score = metrics["eval/score_mean"]
         assert score is not None
         self._eval_scores[str(self.step)] = score
+        for hook in self._hooks:
+            self._wishes |= hook.on_evaluate(self.step, metrics)
         return metrics
 
     async def _checkpoint_if_due(self) -> None:
         every = self._config.checkpoint.every
-        if every and (self.step % every == 0 or self.step == self._config.run.steps):
+        last = self.step == self._config.run.steps or self._wishes.stop
+        if self._wishes.save or (every and self._is_due(every, last)):
             state = self.state()
             self._observer.phase("saving")
-            await self._checkpointer.save(state, self._workers.learner, self._workers.critic)
+            path = await self._checkpointer.save(state, self._workers.learner, self._workers.critic)
+            for hook in self._hooks:
+                hook.on_save(self.step, path)
 
     def state(self) -> LoopState:
         """What a run needs, beside the learner's weights, to go on as if it had never stopped."""
@@ -259,13 +291,15 @@ class TrainingLoop:
         self._eval_scores = dict(state.scores)
 
 
-async def _or_failure(work: Coroutine[Any, Any, T], producing: asyncio.Task[None]) -> T:
+async def _or_failure(work: Coroutine[Any, Any, T], failing: asyncio.Task[None] | None) -> T:
     """The result of `work`, unless the producer fails first: then its error, and `work` is cancelled."""
+    if failing is None:
+        return await work
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task, producing}, return_when=asyncio.FIRST_COMPLETED)
-        if producing.done():
-            await producing
+        await asyncio.wait({task, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            await failing
             raise AssertionError("the producer never ends by itself")
         return await task
     finally:

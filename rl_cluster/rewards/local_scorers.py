@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from rl_cluster.config.reward import RewardConfig, RewardModelScorer, ScorerConfig
+from rl_cluster.config.reward import CallableScorer, RewardConfig, RewardModelScorer, ScorerConfig
 from rl_cluster.protocols import Scorer
-from rl_cluster.rewards.loading import make_function, scorer_names
+from rl_cluster.rewards.loading import ScoreFunction, make_function, scorer_names
 from rl_cluster.rewards.local_scorer import LocalScorer
 
 
 def make_local_scorers(
-    rewards: RewardConfig, policy_tokenizer: Any, *, device: str = "cpu"
+    rewards: RewardConfig,
+    policy_tokenizer: Any,
+    *,
+    functions: Mapping[str, ScoreFunction] | None = None,
+    device: str = "cpu",
 ) -> tuple[Scorer, ...]:
-    """One scorer per entry, in order. BadInputError as load_function, load_reward_model and scorer_names."""
+    """One scorer per entry, in order. functions: name -> function, of the scorers of kind callable.
+
+    BadInputError as load_function, load_reward_model and scorer_names.
+    """
     names = scorer_names(rewards.scorers)
     pairs = zip(rewards.scorers, names, strict=True)
-    return tuple(_make(config, name, policy_tokenizer, device) for config, name in pairs)
+    return tuple(_make(config, name, policy_tokenizer, functions or {}, device) for config, name in pairs)
 
 
-def _make(config: ScorerConfig, name: str, policy_tokenizer: Any, device: str) -> Scorer:
+def _make(
+    config: ScorerConfig,
+    name: str,
+    policy_tokenizer: Any,
+    functions: Mapping[str, ScoreFunction],
+    device: str,
+) -> Scorer:
+    if isinstance(config, CallableScorer):
+        return LocalScorer(name, functions[name], config.weight, config.timeout_seconds)
     if not isinstance(config, RewardModelScorer):
         return LocalScorer(name, make_function(config), config.weight, config.timeout_seconds)
     # Only here: they import torch.
