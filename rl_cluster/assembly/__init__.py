@@ -1,6 +1,5 @@
-"""A RunConfig in, running workers behind protocols out: the one place that sees both actors and learners."""
+"""A RunConfig in, running workers behind protocols out: the one place that sees both actors and learners.
 
-from rl_cluster.assembly.evaluate import evaluate
-from rl_cluster.assembly.train import train
-
-__all__ = ["evaluate", "train"]
+Nothing is imported here: `rl_cluster.assembly.train` and `.evaluate` hold the functions of those names, and
+only what runs on Ray imports it.
+"""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rl_cluster.assembly.given import Given, check_given
+from rl_cluster.assembly.run import make_evaluator
 from rl_cluster.assembly.session import ray_session
-from rl_cluster.assembly.train import load_tokenizer, make_evaluator
+from rl_cluster.assembly.train import load_tokenizer
 from rl_cluster.assembly.workers import start_samplers
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import RunConfig
@@ -24,6 +26,7 @@ def evaluate(config: RunConfig, plan: Plan) -> Metrics:
     prompts = load_prompts(config.data, tokenizer)
     if not prompts.held_out:
         raise BadInputError(f"data.held_out = {config.data.held_out}: there is nothing to evaluate on.")
+    check_given(config.rewards, Given())
     check_metadata(config.rewards.scorers, prompts.held_out)
     with ray_session(plan):
         return asyncio.run(_evaluate(config, plan, config.model.path, tokenizer, prompts))
@@ -32,7 +35,7 @@ def evaluate(config: RunConfig, plan: Plan) -> Metrics:
 async def _evaluate(
     config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, prompts: PromptSets
 ) -> Metrics:
-    samplers = await start_samplers(config, plan, model_path, tokenizer)
+    samplers = await start_samplers(config, plan, model_path, tokenizer, Given())
     try:
         evaluator = make_evaluator(config, prompts, samplers.pool, samplers.scoring)
         assert evaluator is not None

@@ -1,13 +1,13 @@
-"""Learner groups as the plan wants them: a RunConfig and WorkerPlans in, running LearnerGroups out."""
+"""Learner groups as the plan wants them: a RunConfig and a Plan in, running LearnerGroups out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from learners.group import LearnerGroup
 from learners.spec import LearnerSpec
-from learners.start import start_ray_learner
+from learners.start import start_local_learner, start_ray_learner
+from rl_cluster.config.placement import Role
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import OptimizerConfig, RunConfig
 
@@ -40,6 +40,7 @@ def learner_spec(
         lora=None if critic == "separate" else config.model.lora,
         gradient_checkpointing=config.model.gradient_checkpointing,
         trust_remote_code=config.model.trust_remote_code,
+        engine="torch" if config.cluster.backend == "local" else "deepspeed",
         zero_stage=config.learner.zero_stage,
         offload_optimizer=config.learner.offload_optimizer,
         device=plan.device,
@@ -50,6 +51,13 @@ def learner_spec(
     )
 
 
-async def start_learner(spec: LearnerSpec, options: Sequence[Mapping[str, Any]], name: str) -> LearnerGroup:
-    """One rank per entry of options, which is what it claims from Ray."""
+async def start_learner(config: RunConfig, plan: Plan, spec: LearnerSpec, name: str) -> LearnerGroup:
+    """On the backend of the run; on Ray one rank per planned worker, with what it may claim."""
+    if config.cluster.backend == "local":
+        return start_local_learner(spec, f"{name}-0")
+    from rl_cluster.assembly.placement import Nodes  # takes Ray with it
+
+    nodes = Nodes(plan)
+    role: Role = "critic" if spec.critic == "separate" else "learner"
+    options = [nodes.options(worker) for worker in plan.of(role)]
     return await start_ray_learner(spec, len(options), name=name, options=options, env_vars=SLEEP_WHEN_IDLE)

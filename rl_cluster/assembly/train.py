@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from rl_cluster.assembly.session import ray_session
+from rl_cluster.assembly.given import Given, check_given
+from rl_cluster.assembly.run import open_run
 from rl_cluster.assembly.warm_start import imitate, scratch_folder
-from rl_cluster.assembly.workers import Cluster, start_cluster
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.demonstrations import demonstrations
 from rl_cluster.data.load import PromptSets, load_prompts
-from rl_cluster.data.stream import PromptStream
 from rl_cluster.errors import BadInputError
-from rl_cluster.loop.dispatch import RolloutPool
-from rl_cluster.loop.evaluation import Evaluator
-from rl_cluster.loop.loop import TrainingLoop
-from rl_cluster.loop.producer import Scoring
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState, newest_checkpoint
 from rl_cluster.metrics.observer import RunObserver, open_observer
-from rl_cluster.model_card import write_model_card
 from rl_cluster.modeling.load import check_model_path
 from rl_cluster.rewards.loading import check_metadata
-from rl_cluster.run_folder import RunFolder, folder_atomically, run_dir_of, write_atomically
-from rl_cluster.trajectory import SamplingSpec
+from rl_cluster.run_folder import RunFolder, run_dir_of
 
 
 def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
     """Run to the last step; returns the metrics of the last evaluation.
 
     resume: the run folder, to go on from its newest checkpoint (CheckpointError if there is none).
-    Bad data, tokenizers and models raise BadInputError before Ray starts.
+    Bad data, tokenizers and models raise BadInputError before any worker starts.
     """
     quieten_libraries(plan.device)
     folder = RunFolder(run_dir_of(config))
@@ -43,16 +36,26 @@ def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
     model_path = config.model.path or str(scratch_folder(config, folder))
     tokenizer = load_tokenizer(model_path, config.model.trust_remote_code)
     prompts = load_prompts(config.data, tokenizer)
+    check_given(config.rewards, Given())
     check_metadata(config.rewards.scorers, [*prompts.train, *prompts.held_out])
     if config.model.supervised is not None:
         demonstrations(prompts.train, tokenizer)  # refuses prompts without an answer while nothing runs yet
     with (
         open_observer(config, folder, None if state is None else state.step) as observer,
-        ray_session(plan),
+        worker_session(config, plan),
     ):
         if prompts.skipped:
             observer.note(f"{len(prompts.skipped)} bad rows left out; the first: {prompts.skipped[0]}")
         return asyncio.run(_train(config, plan, folder, model_path, tokenizer, prompts, observer, state))
+
+
+def worker_session(config: RunConfig, plan: Plan) -> AbstractContextManager[None]:
+    """What the run's workers live in: a Ray cluster, or for the local backend nothing."""
+    if config.cluster.backend == "local":
+        return nullcontext()
+    from rl_cluster.assembly.session import ray_session
+
+    return ray_session(plan)
 
 
 def quieten_libraries(device: str) -> None:
@@ -78,28 +81,17 @@ async def _train(
     if config.model.supervised is not None:
         trained = await imitate(config, plan, folder, model_path, prompts.train, tokenizer, observer)
         model_path = str(trained)
-    observer.phase("starting workers")
-    cluster = await start_cluster(config, plan, model_path, tokenizer, prompts.train)
+    run = await open_run(config, plan, folder, model_path, tokenizer, prompts.train, observer)
     try:
         if state is not None:
-            await cluster.load(newest_checkpoint(folder.checkpoints))
-        loop = TrainingLoop(
-            config,
-            cluster.workers,
-            PromptStream(prompts.train, config.run.seed, config.data.shuffle),
-            make_evaluator(config, prompts, cluster.samplers.pool, cluster.samplers.scoring),
-            observer,
-            folder.path,
-            state,
-        )
-        last = await loop.run()
+            await run.cluster.load(newest_checkpoint(folder.checkpoints))
+        last = await run.train(prompts, config.run.steps, state)
         observer.phase("exporting")
-        await _export(config, folder, cluster, tokenizer)
-        write_atomically(folder.ledger, json.dumps(loop.ledger.to_json()))
+        await run.export()
         observer.note(ending(folder, last))
         return last
     finally:
-        await cluster.close()
+        await run.close()
 
 
 def load_tokenizer(model_path: str, trust_remote_code: bool) -> Any:
@@ -114,34 +106,6 @@ def load_tokenizer(model_path: str, trust_remote_code: bool) -> Any:
             f"model.path = {model_path}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}. "
             "Save the tokenizer beside the weights (tokenizer.save_pretrained)."
         ) from error
-
-
-def make_evaluator(
-    config: RunConfig, prompts: PromptSets, pool: RolloutPool, scoring: Scoring
-) -> Evaluator | None:
-    """None without held-out prompts."""
-    if not prompts.held_out:
-        return None
-    sampling = eval_sampling(config)
-    return Evaluator(prompts.held_out, sampling, config.eval, config.run.seed, pool, scoring)
-
-
-def eval_sampling(config: RunConfig) -> SamplingSpec:
-    """The eval section; stops as in training."""
-    return SamplingSpec(
-        temperature=config.eval.temperature,
-        max_new_tokens=config.eval.max_new_tokens or config.rollout.max_new_tokens,
-        top_p=config.eval.top_p,
-        stop=config.rollout.stop,
-        stop_token_ids=config.rollout.stop_token_ids,
-    )
-
-
-async def _export(config: RunConfig, folder: RunFolder, cluster: Cluster, tokenizer: Any) -> None:
-    with folder_atomically(folder.model) as partial:
-        await cluster.workers.learner.export(partial)
-        tokenizer.save_pretrained(partial)
-    write_model_card(config, folder)
 
 
 def ending(folder: RunFolder, after: Metrics) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_cluster.assembly.learner import learner_spec, start_learner
-from rl_cluster.assembly.placement import Nodes
 from rl_cluster.batch import TokenBatch
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import OptimizerConfig, RunConfig, SupervisedConfig
@@ -54,8 +53,7 @@ async def imitate(
         learning_rate=supervised.learning_rate, warmup_steps=supervised.warmup_steps, schedule="linear"
     )
     spec = learner_spec(config, plan, model_path, optimizer=optimizer, total_updates=supervised.steps)
-    nodes = Nodes(plan)
-    learner = await start_learner(spec, [nodes.options(w) for w in plan.of("learner")], "supervised")
+    learner = await start_learner(config, plan, spec, "supervised")
     try:
         batches = _batches(prompts, tokenizer, supervised, config.run.seed)
         await run_supervised(learner, batches, _Progress(observer, supervised.steps))

@@ -1,4 +1,4 @@
-"""All workers of a run, started together and ended together: a RunConfig and a Plan in, a Cluster out."""
+"""All workers of a run, started together and ended together: a RunConfig and a Plan in, a RayCluster out."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 from actors.engine_spec import EngineSpec
 from actors.reference_worker import ReferenceHandle, ReferenceSpec, create_reference_worker
 from actors.rollout_worker import RolloutHandle, create_rollout_worker
-from actors.scorer_handle import RayScorer
-from actors.scorers import make_scorers, start_scorers
+from actors.scorers import AnyScorer, make_scorers, start_scorers
 from learners.group import LearnerGroup
 from learners.rank import LearnerRank
 from learners.weight_sender import LearnerSender
 from rl_cluster.algorithms.table import critic_of
+from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.learner import learner_spec, start_learner
 from rl_cluster.assembly.placement import Nodes
 from rl_cluster.config.plan import Plan
@@ -41,7 +41,7 @@ class Samplers:
     """Rollout workers and scorers: enough to evaluate."""
 
     rollouts: tuple[RolloutHandle, ...]
-    scorers: tuple[RayScorer, ...]
+    scorers: tuple[AnyScorer, ...]
     pool: RolloutPool
     scoring: Scoring
 
@@ -52,7 +52,7 @@ class Samplers:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class RayCluster:
     """Everything that `workers` stands on."""
 
     workers: Workers
@@ -97,14 +97,21 @@ def engine_spec(config: RunConfig, plan: Plan, model_path: str) -> EngineSpec:
     )
 
 
-async def start_samplers(config: RunConfig, plan: Plan, model_path: str, tokenizer: Any) -> Samplers:
+async def start_samplers(
+    config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, given: Given
+) -> Samplers:
     """Start rollout workers and scorers at once; if one fails, end the others and raise its error."""
     nodes = Nodes(plan)
     deadline = config.cluster.start_deadline_seconds
     spec = engine_spec(config, plan, model_path)
     rollouts = tuple(create_rollout_worker(w.name, spec, nodes.options(w)) for w in plan.of("rollout"))
     scorers = make_scorers(
-        config.rewards, tokenizer, device=plan.device, **nodes.reward_model_claims(), start_seconds=deadline
+        config.rewards,
+        tokenizer,
+        functions=given.scorers,
+        device=plan.device,
+        **nodes.reward_model_claims(),
+        start_seconds=deadline,
     )
     scoring = Scoring(scorers, FailurePolicy.from_config(config.rewards))
     samplers = Samplers(rollouts, scorers, RolloutPool(rollouts, config.rollout.deadline_seconds), scoring)
@@ -118,14 +125,19 @@ async def start_samplers(config: RunConfig, plan: Plan, model_path: str, tokeniz
 
 
 async def start_cluster(
-    config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, prompts: Sequence[Prompt]
-) -> Cluster:
+    config: RunConfig,
+    plan: Plan,
+    model_path: str,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    given: Given,
+) -> RayCluster:
     """Start everything at once; if one worker fails, end the others and raise its error."""
     nodes = Nodes(plan)
     results = await asyncio.gather(
-        start_samplers(config, plan, model_path, tokenizer),
-        _start_learner(config, plan, model_path, nodes),
-        _start_critic(config, plan, model_path, nodes),
+        start_samplers(config, plan, model_path, tokenizer, given),
+        _start_learner(config, plan, model_path),
+        _start_critic(config, plan, model_path),
         _start_reference(config, plan, model_path, nodes),
         return_exceptions=True,
     )
@@ -148,7 +160,7 @@ async def start_cluster(
         turns=SharedGpus(samplers.rollouts) if config.cluster.colocate else None,
         health=Health(samplers.rollouts, learner, critic),
     )
-    return Cluster(workers, samplers, learner, critic, reference)
+    return RayCluster(workers, samplers, learner, critic, reference)
 
 
 async def _end(results: Sequence[Any]) -> None:
@@ -180,12 +192,12 @@ async def _start_rollouts(rollouts: Sequence[RolloutHandle], deadline: float) ->
     await asyncio.gather(*(rollout.set_version(0) for rollout in rollouts))
 
 
-async def _start_learner(config: RunConfig, plan: Plan, model_path: str, nodes: Nodes) -> LearnerGroup:
+async def _start_learner(config: RunConfig, plan: Plan, model_path: str) -> LearnerGroup:
     spec = learner_spec(config, plan, model_path, critic="shared" if plan.critic == "shared" else "none")
-    return await start_learner(spec, [nodes.options(w) for w in plan.of("learner")], "learner")
+    return await start_learner(config, plan, spec, "learner")
 
 
-async def _start_critic(config: RunConfig, plan: Plan, model_path: str, nodes: Nodes) -> LearnerGroup | None:
+async def _start_critic(config: RunConfig, plan: Plan, model_path: str) -> LearnerGroup | None:
     if plan.critic != "separate":
         return None
     critic = critic_of(config.algorithm)
@@ -194,7 +206,7 @@ async def _start_critic(config: RunConfig, plan: Plan, model_path: str, nodes: N
     if critic.learning_rate is not None:
         optimizer = optimizer.model_copy(update={"learning_rate": critic.learning_rate})
     spec = learner_spec(config, plan, critic.model or model_path, critic="separate", optimizer=optimizer)
-    return await start_learner(spec, [nodes.options(w) for w in plan.of("critic")], "critic")
+    return await start_learner(config, plan, spec, "critic")
 
 
 async def _start_reference(

@@ -41,7 +41,7 @@ def train_command(config: str | None, overrides: Sequence[str], dry_run: bool, r
     if dry_run:
         Console(soft_wrap=True, highlight=False).print(describe_plan(resolved, plan), markup=False)
         return
-    from rl_cluster.assembly import train
+    from rl_cluster.assembly.train import train
 
     folder = folder or create_run_folder(resolved)
     try:
@@ -80,7 +80,7 @@ def eval_command(source: str, overrides: Sequence[str], dry_run: bool) -> None:
     if dry_run:
         Console(soft_wrap=True, highlight=False).print(describe_plan(config, plan), markup=False)
         return
-    from rl_cluster.assembly import evaluate
+    from rl_cluster.assembly.evaluate import evaluate
 
     metrics = evaluate(config, plan)
     for name, value in sorted(metrics.items()):

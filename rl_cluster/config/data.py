@@ -17,7 +17,8 @@ class FileSource(Config):
     eval_path: str | None = None
     """Held-out rows; default: the last `held_out` rows of path."""
     prompt_column: str = "prompt"
-    """A string, or a list of chat messages {role, content} rendered with the tokenizer's own template."""
+    """A string, a list of chat messages {role, content} rendered with the tokenizer's own template, or a list
+    of token ids, taken as they are."""
 
 
 class AdditionSource(Config):

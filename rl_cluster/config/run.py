@@ -129,6 +129,8 @@ class SyncConfig(Config):
 
 
 class ClusterConfig(Config):
+    backend: Literal["ray", "local"] = "ray"
+    """local: everything in this process, without Ray, vLLM or DeepSpeed; for small models, one machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     colocate: bool = False
     """Learner and engine take turns on the same GPUs (vLLM sleep mode, optimizer offload)."""

@@ -1,4 +1,4 @@
-"""A prompt as text or chat messages and the policy's tokenizer in, the text and the token ids out."""
+"""A prompt as text, chat messages or token ids and the policy's tokenizer in, text and token ids out."""
 
 from __future__ import annotations
 
@@ -45,25 +45,36 @@ def check_chat_template(tokenizer: Any) -> None:
 
 
 def encode_prompt(tokenizer: Any, prompt: Any) -> tuple[str, np.ndarray]:
-    """(text, int32 [P]): what a reader and what the engine sees of a string or a list of {role, content}.
+    """(text, int32 [P]): what a reader and what the engine sees of a string, a list of {role, content}, or
+    a list of token ids (taken as they are).
 
     Chat messages go through the tokenizer's own template, with the opening of the answer. Raises
     UnusablePromptError, whose message is for the user.
     """
     if isinstance(prompt, str):
         text, ids = prompt, encode_text(tokenizer, _checked_text(prompt, "the prompt"))
+    elif isinstance(prompt, list) and prompt and all(type(entry) is int for entry in prompt):
+        return _decoded(tokenizer, prompt)
     elif isinstance(prompt, list):
         text = _render(tokenizer, prompt)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     else:
         raise UnusablePromptError(
-            f"the prompt is {type(prompt).__name__} {prompt!r:.60}, not a string or a list of chat messages"
+            f"the prompt is {type(prompt).__name__} {prompt!r:.60}, not a string, a list of chat messages or "
+            "a list of token ids"
         )
     if not ids:
         raise UnusablePromptError(f"the prompt {text!r:.60} has no tokens")
     if unknown := unknown_characters(tokenizer, text, ids):
         raise UnusablePromptError(f"the tokenizer does not know {unknown} in the prompt {text!r:.60}")
     return text, np.array(ids, dtype=np.int32)
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> tuple[str, np.ndarray]:
+    outside = [token for token in ids if not 0 <= token < len(tokenizer)]
+    if outside:
+        raise UnusablePromptError(f"token id {outside[0]} is not one of the tokenizer's {len(tokenizer)}")
+    return tokenizer.decode(ids), np.array(ids, dtype=np.int32)
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:

@@ -42,6 +42,14 @@ def test_text_becomes_one_token_per_character(tokenizer: Any) -> None:
     assert ids.dtype.name == "int32"
 
 
+def test_token_ids_are_taken_as_they_are_if_the_tokenizer_has_them(tokenizer: Any) -> None:
+    ids = tokenizer("1+2=")["input_ids"]
+    text, tokens = encode_prompt(tokenizer, ids)
+    assert (text, tokens.tolist()) == ("1+2=", ids)
+    with pytest.raises(UnusablePromptError, match=f"token id {len(tokenizer)} is not one of"):
+        encode_prompt(tokenizer, [*ids, len(tokenizer)])
+
+
 def test_opening_tokens_are_added_once_and_closing_ones_never() -> None:
     both = wrapping_tokenizer("<s> $A </s>")
     assert encode_text(both, "a b") == [0, 3, 4]

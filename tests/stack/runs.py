@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rl_cluster.assembly import train
+from rl_cluster.assembly.train import train
 from rl_cluster.config.check import check_config
 from rl_cluster.config.load import parse_config
 from rl_cluster.config.machine import find_machine
