@@ -17,12 +17,15 @@ from rl_cluster.config.load import dump_config, load_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError, CheckpointError
 
+START = "start"
+
 
 @dataclass(frozen=True)
 class RunFolder:
     """Paths only; nothing is created by naming them.
 
     config.yaml            the resolved configuration
+    start/                 what the run begins with, where that is not a file already: models, prompts
     metrics.jsonl          one object per step, with `step` and `time` (seconds since 1970)
     samples.jsonl          the sampled completions that were shown: step, query, response, score
     trajectories/          step-N.parquet, every trained sequence token by token
@@ -115,10 +118,13 @@ def run_dir_of(config: RunConfig) -> Path:
 
 
 def check_unused(path: Path) -> None:
-    """Raise BadInputError where a new run may not be written: used, a file, or not writable."""
+    """Raise BadInputError where a new run may not be written: used, a file, or not writable.
+
+    A folder that holds nothing but start/ is new: the library's fronts put models and prompts there first.
+    """
     if path.is_file():
         raise BadInputError(f"run.dir = {path}: is a file. Give a folder that does not exist yet.")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(entry.name != START for entry in path.iterdir()):
         raise BadInputError(
             f"run.dir = {path}: is not empty. Choose another folder, or go on with it: train --resume {path}."
         )

@@ -80,8 +80,8 @@ def test_a_dropped_space_counts_as_an_unknown_character() -> None:
     [
         ("", "the prompt is empty"),
         ("  \n", "the prompt is empty"),
-        (None, "NoneType None, not a string or a list"),
-        (7, "int 7, not a string or a list"),
+        (None, "NoneType None, not a string, a list"),
+        (7, "int 7, not a string, a list"),
         ("1+1 = Ω", "does not know 'ω' in the prompt '1+1 = Ω'"),
         ("\ud800", "not valid Unicode"),
         ([], "list of chat messages is empty"),

@@ -1,0 +1,109 @@
+"""What the reinforcement-learning fronts stand on: a RunConfig and objects in, plain calls on an OpenRun out.
+
+The order is the one of `launch.py train`: everything is checked before the first worker starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_cluster.assembly.given import Given, check_given
+from rl_cluster.assembly.run import OpenRun, open_run
+from rl_cluster.assembly.train import quieten_libraries, worker_session
+from rl_cluster.config.check import check_config
+from rl_cluster.config.machine import find_machine
+from rl_cluster.config.plan import make_plan
+from rl_cluster.config.run import RunConfig
+from rl_cluster.data.load import PromptSets
+from rl_cluster.errors import BadInputError
+from rl_cluster.loop.report import Metrics
+from rl_cluster.loop.state import LoopState
+from rl_cluster.metrics.observer import open_observer
+from rl_cluster.run_folder import check_unused, create_run_folder
+from rl_cluster.trainers.background import BackgroundLoop
+from rl_cluster.trajectory import Prompt
+
+LOCAL_LIMIT = 20_000_000
+"""Parameters up to which a model is trained in this process unless a cluster is named."""
+
+BackendChoice = Literal["auto", "local", "ray"]
+
+
+def choose_backend(asked: BackendChoice, num_parameters: int) -> Literal["local", "ray"]:
+    """auto: a small model stays in this process, unless RAY_ADDRESS names a cluster."""
+    if asked != "auto":
+        return asked
+    return "local" if num_parameters <= LOCAL_LIMIT and not os.environ.get("RAY_ADDRESS") else "ray"
+
+
+def save_start(run_dir: Path, model: Any, tokenizer: Any, name: str = "policy") -> Path:
+    """The caller's model object as a Hugging Face folder under RUN/start/, which the workers load."""
+    check_unused(run_dir)
+    folder = run_dir / "start" / name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_prompts(run_dir: Path, prompts: Sequence[Any], metadata: Sequence[dict[str, Any]]) -> Path:
+    """RUN/start/prompts.jsonl: a row per prompt (text, chat messages or token ids) with its other columns."""
+    check_unused(run_dir)
+    path = run_dir / "start" / "prompts.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"prompt": prompt, **extra} for prompt, extra in zip(prompts, metadata, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+class TrainerSession:
+    """An open run on a thread of its own. A context manager; `close` ends its workers, the files stay."""
+
+    def __init__(self, config: RunConfig, tokenizer: Any, probe: Sequence[Prompt], given: Given) -> None:
+        """config: with run.dir set. probe: prompts of the run, to prove published weights with.
+
+        Raises BadInputError before anything starts.
+        """
+        machine = find_machine(config.cluster)
+        check_config(config, machine)
+        check_given(config.rewards, given)
+        plan = make_plan(config, machine)
+        quieten_libraries(plan.device)
+        if config.model.path is None:
+            raise BadInputError("model: there is none. Give the trainer a model, or a name or path of one.")
+        self.config = config
+        self.folder = create_run_folder(config)
+        with ExitStack() as stack:
+            observer = stack.enter_context(open_observer(config, self.folder))
+            stack.enter_context(worker_session(config, plan))
+            background = BackgroundLoop()
+            stack.callback(background.close)
+            run = background.call(
+                open_run(config, plan, self.folder, config.model.path, tokenizer, probe, observer, given)
+            )
+            stack.callback(lambda: background.call(run.close()))
+            self._stack = stack.pop_all()
+        self.background = background
+        self.run: OpenRun = run
+
+    def train(self, prompts: PromptSets, num_steps: int, state: LoopState | None = None) -> Metrics:
+        """So many steps more; returns the metrics of the last evaluation."""
+        return self.background.call(self.run.train(prompts, self.run.step + num_steps, state))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl so far."""
+        return self.folder.read_metrics()
+
+    def close(self) -> None:
+        """The second call does nothing."""
+        self._stack.close()
+
+    def __enter__(self) -> TrainerSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
