@@ -13,15 +13,16 @@ from typing import Any, Literal
 import numpy as np
 import ray
 
-from actors.answers import answer
 from rl_cluster.protocols import Ref
+from rl_cluster.ray_answers import CONTROL_SECONDS, answer
 from rl_cluster.trajectory import TrajectoryGroup
 
 
 @dataclass(frozen=True)
 class ReferenceSpec:
     """temperature: of the sampling, so that the log-probabilities compare with the policy's.
-    tokens_per_pass: upper bound on the packed tokens of one forward pass (a longer sequence goes alone)."""
+    tokens_per_pass: upper bound on the packed tokens of one forward pass (a longer sequence goes alone).
+    deadline_seconds: for one group, its time in the queue behind other groups included."""
 
     model: str
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -30,6 +31,7 @@ class ReferenceSpec:
     tokens_per_pass: int = 8192
     num_threads: int = 1
     trust_remote_code: bool = False
+    deadline_seconds: float = 3600.0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -130,20 +132,23 @@ class ReferenceActor:
 class ReferenceHandle:
     """Implements protocols.Reference on the driver's side; groups are answered in order."""
 
-    def __init__(self, name: str, actor: Any) -> None:
+    def __init__(self, name: str, actor: Any, deadline_seconds: float) -> None:
         self.name = name
         self._actor = actor
+        self._deadline_seconds = deadline_seconds
 
     async def start(self) -> int:
+        """The caller waits for it under a deadline of its own."""
         return await answer(self.name, self._actor.start.remote())
 
     async def logprobs(self, group: Ref) -> Ref:
         done, result = self._actor.logprobs.options(num_returns=2).remote(group)
-        await answer(self.name, done)
+        doing = "a group's reference log-probabilities"
+        await answer(self.name, done, doing, self._deadline_seconds)
         return result
 
     async def checksum(self) -> str:
-        return await answer(self.name, self._actor.checksum.remote())
+        return await answer(self.name, self._actor.checksum.remote(), "its checksum", CONTROL_SECONDS)
 
     def close(self) -> None:
         ray.kill(self._actor)
@@ -158,6 +163,5 @@ def create_reference_worker(
         "num_gpus": 1 if spec.device == "cuda" else 0,
         "runtime_env": {"env_vars": spec.environment},
     }
-    return ReferenceHandle(
-        name, ray.remote(ReferenceActor).options(**settings | dict(options or {})).remote(spec)
-    )
+    actor = ray.remote(ReferenceActor).options(**settings | dict(options or {})).remote(spec)
+    return ReferenceHandle(name, actor, spec.deadline_seconds)

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.answers import answer
 from actors.engine_spec import EngineSpec
 from actors.episode import play
 from rl_cluster.errors import DeadlineError, WorkerDiedError
 from rl_cluster.protocols import Ref
+from rl_cluster.ray_answers import CONTROL_SECONDS, answer
 from rl_cluster.trajectory import GroupSummary, GroupTask, TrajectoryGroup
 from rl_cluster.weight_channel import Channel
 from rl_cluster.weight_wire import TensorMeta
@@ -122,14 +122,8 @@ class RolloutHandle:
 
     async def start(self, deadline_seconds: float) -> None:
         """Raises DeadlineError, or WorkerDiedError with the cause."""
-        try:
-            self.pids = await asyncio.wait_for(
-                answer(self.name, self._actor.start.remote()), deadline_seconds
-            )
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"{self.name} did not start within cluster.start_deadline_seconds={deadline_seconds:g}"
-            ) from error
+        doing = "its start (cluster.start_deadline_seconds)"
+        self.pids = await answer(self.name, self._actor.start.remote(), doing, deadline_seconds)
 
     async def rollout(self, task: GroupTask) -> tuple[GroupSummary, Ref]:
         summary, group = self._actor.rollout.options(num_returns=2).remote(task)
@@ -159,25 +153,29 @@ class RolloutHandle:
         return await self._call("prompt_logprobs", tokens.tolist())
 
     async def set_version(self, version: int) -> None:
-        await self._call("set_version", version)
+        await self._control("set_version", version)
 
     async def sleep(self) -> None:
-        await self._call("sleep")
+        await self._control("sleep")
 
     async def wake(self) -> None:
-        await self._call("wake")
+        await self._control("wake")
 
     async def progress(self) -> Progress:
-        return await answer(self.name, self._actor.progress.remote())
+        return await answer(self.name, self._actor.progress.remote(), "progress", CONTROL_SECONDS)
 
     async def shutdown(self, deadline_seconds: float = 20.0) -> None:
         """End the engine, then the actor; an actor that is dead already is left in peace."""
-        with suppress(TimeoutError, WorkerDiedError):
-            await asyncio.wait_for(answer(self.name, self._actor.shutdown.remote()), deadline_seconds)
+        with suppress(DeadlineError, WorkerDiedError):
+            await answer(self.name, self._actor.shutdown.remote(), "shutting down", deadline_seconds)
         ray.kill(self._actor)
 
     async def _call(self, method: str, *args: Any) -> Any:
+        """Without a deadline: the publisher waits for all receivers together, and names those missing."""
         return await answer(self.name, self._actor.call.remote(method, *args))
+
+    async def _control(self, method: str, *args: Any) -> None:
+        await answer(self.name, self._actor.call.remote(method, *args), method, CONTROL_SECONDS)
 
 
 def create_rollout_worker(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from learners.handles import Call
 from learners.spec import LearnerSpec
-from rl_cluster.errors import RLClusterError, WorkerDiedError
+from rl_cluster.errors import DeadlineError
 from rl_cluster.protocols import Ref
+from rl_cluster.ray_answers import answer
 
 
 class LearnerActor:
@@ -22,20 +21,24 @@ class LearnerActor:
     def __init__(self, spec: LearnerSpec, rank: int, world_size: int) -> None:
         self._spec, self._index, self._world_size = spec, rank, world_size
         self._rank: Any = None
+        self._store: Any = None
 
     def ready(self) -> tuple[str, int]:
-        """This node's address and a port that is free on it. Imports the heavy libraries on the way."""
+        """Where the ranks can meet: this node's address and, on rank 0, the port of a store that is open
+        from now on, so that nobody else can take the port before they do. Imports the heavy libraries."""
+        import torch.distributed as dist
+
         import learners.rank
 
         if self._spec.engine == "deepspeed":
             import learners.engine_deepspeed  # noqa: F401
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+        if self._index == 0:
+            self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        return ray.util.get_node_ip_address(), self._store.port if self._store else 0
 
     def start(self, address: str, port: int) -> None:
-        """Join the process group of all ranks and load the model."""
+        """Join the other ranks and load the model. Raises DeadlineError if they do not come."""
         import torch.distributed as dist
 
         from learners.rank import LearnerRank
@@ -48,13 +51,22 @@ class LearnerActor:
             MASTER_ADDR=address,
             MASTER_PORT=str(port),
         )
-        dist.init_process_group(
-            "nccl" if spec.device == "cuda" else "gloo",
-            init_method=f"tcp://{address}:{port}",
-            rank=self._index,
-            world_size=self._world_size,
-            timeout=timedelta(seconds=spec.deadline_seconds),
-        )
+        timeout = timedelta(seconds=spec.deadline_seconds)
+        try:
+            if self._store is None:
+                self._store = dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)
+            dist.init_process_group(
+                "nccl" if spec.device == "cuda" else "gloo",
+                store=self._store,
+                rank=self._index,
+                world_size=self._world_size,
+                timeout=timeout,
+            )
+        except dist.DistError as error:
+            raise DeadlineError(
+                f"learner rank {self._index} of {self._world_size} did not meet the others at "
+                f"{address}:{port} within learner.deadline_seconds={spec.deadline_seconds:g}: {error}"
+            ) from error
         self._rank = LearnerRank(spec, self._index, self._world_size)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -73,20 +85,7 @@ class RayRank:
     def submit(self, method: str, *args: Any, returns: int = 1) -> Call:
         refs = self.actor.call.options(num_returns=returns).remote(method, *args)
         first, *others = refs if returns > 1 else [refs]
-        return Call(self.name, self.answer(first), tuple(others))
-
-    async def answer(self, ref: Any) -> Any:
-        """The value; raises the worker's own error, or WorkerDiedError with the worker's name."""
-        try:
-            return await ref
-        except RayActorError as error:
-            raise WorkerDiedError(self.name, str(error)) from error
-        except RayTaskError as error:
-            if isinstance(error.cause, RLClusterError):
-                raise error.cause from error
-            raise
-        except RayError as error:
-            raise WorkerDiedError(self.name, f"{type(error).__name__}: {error}") from error
+        return Call(self.name, answer(self.name, first), tuple(others))
 
     def put(self, value: Any) -> Ref:
         return ray.put(value)

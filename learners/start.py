@@ -35,6 +35,7 @@ async def start_ray_learner(
     import ray
 
     from learners.actor import LearnerActor, RayRank
+    from rl_cluster.ray_answers import answer
 
     options = options or [{"num_cpus": 1}] * num_ranks
     assert len(options) == num_ranks
@@ -47,9 +48,11 @@ async def start_ray_learner(
         )
     group = LearnerGroup(spec, ranks)
     try:
-        ready = [Call(rank.name, rank.answer(rank.actor.ready.remote()), ()) for rank in ranks]
+        ready = [Call(rank.name, answer(rank.name, rank.actor.ready.remote()), ()) for rank in ranks]
         address, port = (await answers(ready, f"{name} start", spec.start_deadline_seconds))[0]
-        started = [Call(rank.name, rank.answer(rank.actor.start.remote(address, port)), ()) for rank in ranks]
+        started = [
+            Call(rank.name, answer(rank.name, rank.actor.start.remote(address, port)), ()) for rank in ranks
+        ]
         await answers(started, f"{name} rendezvous", spec.start_deadline_seconds)
     except BaseException:
         group.close()

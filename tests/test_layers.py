@@ -17,7 +17,7 @@ SOURCES = sorted(
 HOMES = {
     "vllm": ("actors", "learners"),
     "deepspeed": ("learners",),
-    "ray": ("actors", "learners", "rl_cluster/assembly", "rl_cluster/cli"),
+    "ray": ("actors", "learners", "rl_cluster/assembly", "rl_cluster/cli", "rl_cluster/ray_answers.py"),
 }
 
 
