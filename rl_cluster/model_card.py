@@ -11,7 +11,7 @@ import yaml
 from rl_cluster import __version__
 from rl_cluster.config.data import DataConfig, FileSource
 from rl_cluster.config.load import dump_config
-from rl_cluster.config.placement import scorer_name
+from rl_cluster.config.reward import scorer_name
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.metrics.curve import plot_runs

@@ -17,7 +17,7 @@ from rl_cluster.algorithms.rules import (
     rloo_advantages,
 )
 from rl_cluster.algorithms.steps import CrossEntropyStep, LossStep, PolicyStep, ValueStep
-from rl_cluster.config.algorithm import GRPO, PPO, RLOO, AlgorithmConfig, CriticConfig, Reinforce
+from rl_cluster.config.algorithm import GRPO, PPO, RLOO, AlgorithmConfig, CriticConfig, Reinforce, critic_of
 
 __all__ = [
     "ADVANTAGES",
@@ -78,11 +78,6 @@ def needs_critic(config: AlgorithmConfig) -> bool:
 def needs_reference(config: AlgorithmConfig) -> bool:
     """At β = 0 nothing is compared with the reference, so none is loaded."""
     return config.kl.coef > 0
-
-
-def critic_of(config: AlgorithmConfig) -> CriticConfig | None:
-    """The critic's settings, or None where the algorithm has no critic."""
-    return config.critic if needs_critic(config) else None  # type: ignore[union-attr]
 
 
 def policy_step(

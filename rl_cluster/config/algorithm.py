@@ -117,3 +117,10 @@ class Reinforce(_Algorithm):
 
 
 AlgorithmConfig = Annotated[PPO | RLOO | GRPO | Reinforce, Field(discriminator="name")]
+
+
+def critic_of(algorithm: AlgorithmConfig) -> CriticConfig | None:
+    """The critic's settings; an algorithm has a critic if and only if its config has the field."""
+    critic = dict(algorithm).get("critic")
+    assert critic is None or isinstance(critic, CriticConfig)
+    return critic

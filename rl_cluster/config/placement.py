@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rl_cluster.config.algorithm import CriticConfig
+from rl_cluster.config.algorithm import critic_of
 from rl_cluster.config.machine import Machine
 from rl_cluster.config.memory import Memory
-from rl_cluster.config.reward import FunctionScorer, RewardModelScorer, ScorerConfig
+from rl_cluster.config.reward import FunctionScorer, RewardModelScorer, scorer_name
 from rl_cluster.config.run import RunConfig
 
 Role = Literal["rollout", "learner", "critic", "reference", "reward_model", "function"]
@@ -46,23 +46,9 @@ class _Slot:
     shares_with_learner: int | None = None
 
 
-def critic_of(config: RunConfig) -> CriticConfig | None:
-    """The critic's settings; an algorithm has a critic if and only if its config has the field."""
-    critic = dict(config.algorithm).get("critic")
-    assert critic is None or isinstance(critic, CriticConfig)
-    return critic
-
-
 def needs_reference_worker(config: RunConfig) -> bool:
     """A frozen copy of its own; under LoRA the base model with its adapters off is the reference."""
     return config.algorithm.kl.coef > 0 and config.model.lora is None
-
-
-def scorer_name(scorer: ScorerConfig) -> str:
-    """As in the metrics rewards/NAME."""
-    if scorer.name is not None:
-        return scorer.name
-    return scorer.function.rsplit(":", 1)[-1] if isinstance(scorer, FunctionScorer) else scorer.kind
 
 
 def place(config: RunConfig, machine: Machine, device: str) -> tuple[WorkerPlan, ...]:
@@ -79,7 +65,7 @@ def _slots(config: RunConfig, on_gpu: bool) -> list[_Slot]:
     slots += [_Slot(f"rollout-{i}", "rollout", tensor_parallel) for i in range(config.rollout.num_workers)]
     if needs_reference_worker(config):
         slots.append(_Slot("reference-0", "reference", one))
-    critic = critic_of(config)
+    critic = critic_of(config.algorithm)
     if critic is not None and critic.separate:
         ranks = range(config.learner.num_ranks)
         slots += [_Slot(f"critic-{i}", "critic", one, shares_with_learner=i) for i in ranks]

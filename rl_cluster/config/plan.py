@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from rl_cluster.config.advice import advise
+from rl_cluster.config.algorithm import critic_of
 from rl_cluster.config.derive import Derived, derive
 from rl_cluster.config.machine import GIB, Machine
 from rl_cluster.config.memory import (
@@ -22,10 +23,8 @@ from rl_cluster.config.model_shape import ModelShape, find_shape, shape_of_folde
 from rl_cluster.config.placement import (
     Role,
     WorkerPlan,
-    critic_of,
     needs_reference_worker,
     place,
-    scorer_name,
     with_memory,
 )
 from rl_cluster.config.reward import RewardModelScorer
@@ -83,7 +82,7 @@ def make_plan(config: RunConfig, machine: Machine) -> Plan:
     derived = derive(config, shape)
     placed = place(config, machine, device)
     workers = tuple(with_memory(w, _memory(config, machine, shape, derived, w)) for w in placed)
-    critic = critic_of(config)
+    critic = critic_of(config.algorithm)
     worker_reference: Literal["worker", "adapter_off"]
     worker_reference = "worker" if needs_reference_worker(config) else "adapter_off"
     return Plan(

@@ -80,6 +80,13 @@ ScorerConfig = Annotated[
 ]
 
 
+def scorer_name(scorer: ScorerConfig) -> str:
+    """As in the metrics rewards/NAME."""
+    if scorer.name is not None:
+        return scorer.name
+    return scorer.function.rpartition(":")[2] if isinstance(scorer, FunctionScorer) else scorer.kind
+
+
 class ShapingConfig(Config):
     """Applied to the weighted sum of the scores, in this order."""
 

@@ -61,13 +61,7 @@ class LearnerBatch:
 
     @property
     def layout(self) -> BatchLayout:
-        batch = self.batch
-        return BatchLayout(
-            lengths=tuple(map(int, batch.lengths)),
-            action_counts=tuple(map(int, batch.action_counts)),
-            units=tuple(map(int, batch.units)),
-            group_ids=tuple(map(int, batch.group_ids)),
-        )
+        return BatchLayout.of(self.batch)
 
     def weighted(self, weight: float) -> TokenBatch:
         """Every trained token at `weight`, so that a plain sum is a mean."""

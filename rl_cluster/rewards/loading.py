@@ -19,6 +19,7 @@ from rl_cluster.config.reward import (
     MathScorer,
     ReasoningGymScorer,
     ScorerConfig,
+    scorer_name,
 )
 from rl_cluster.errors import BadInputError
 from rl_cluster.rewards.functions import exact_match, math_match, reasoning_gym_score
@@ -104,7 +105,7 @@ def make_function(config: ScorerConfig, folder: Path | None = None) -> ScoreFunc
 
 def scorer_names(configs: Sequence[ScorerConfig]) -> tuple[str, ...]:
     """The name of each scorer, as in rewards/NAME; BadInputError if two are the same."""
-    names = tuple(config.name or _default_name(config) for config in configs)
+    names = tuple(scorer_name(config) for config in configs)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise BadInputError(
@@ -112,10 +113,6 @@ def scorer_names(configs: Sequence[ScorerConfig]) -> tuple[str, ...]:
             "Give each a name of its own."
         )
     return names
-
-
-def _default_name(config: ScorerConfig) -> str:
-    return config.function.rpartition(":")[2] if isinstance(config, FunctionScorer) else config.kind
 
 
 def check_metadata(configs: Sequence[ScorerConfig], prompts: Sequence[Prompt]) -> None:

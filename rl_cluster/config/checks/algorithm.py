@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_cluster.config.algorithm import GRPO, RLOO, Reinforce
+from rl_cluster.config.algorithm import GRPO, RLOO, Reinforce, critic_of
 from rl_cluster.config.machine import Machine
-from rl_cluster.config.placement import critic_of
 from rl_cluster.config.problems import Problem
 from rl_cluster.config.run import RunConfig
 
@@ -80,7 +79,7 @@ def kl_is_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def critic_is_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    critic = critic_of(config)
+    critic = critic_of(config.algorithm)
     if critic is None:
         return
     if not critic.separate:
