@@ -7,6 +7,7 @@ from typing import Literal
 from learners.group import LearnerGroup
 from learners.spec import LearnerSpec
 from learners.start import start_local_learner, start_ray_learner
+from rl_cluster.algorithms.table import critic_of
 from rl_cluster.config.placement import Role
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import OptimizerConfig, RunConfig
@@ -49,6 +50,16 @@ def learner_spec(
         deadline_seconds=config.learner.deadline_seconds,
         start_deadline_seconds=config.cluster.start_deadline_seconds,
     )
+
+
+def critic_spec(config: RunConfig, plan: Plan, model_path: str) -> LearnerSpec:
+    """Of a separate critic; it has a learning rate and a model of its own where the configuration says so."""
+    critic = critic_of(config.algorithm)
+    assert critic is not None
+    optimizer = config.optimizer
+    if critic.learning_rate is not None:
+        optimizer = optimizer.model_copy(update={"learning_rate": critic.learning_rate})
+    return learner_spec(config, plan, critic.model or model_path, critic="separate", optimizer=optimizer)
 
 
 async def start_learner(config: RunConfig, plan: Plan, spec: LearnerSpec, name: str) -> LearnerGroup:

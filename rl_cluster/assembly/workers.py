@@ -18,10 +18,11 @@ from actors.scorers import AnyScorer, make_scorers, start_scorers
 from learners.group import LearnerGroup
 from learners.rank import LearnerRank
 from learners.weight_sender import LearnerSender
-from rl_cluster.algorithms.table import critic_of
+from rl_cluster.assembly.environment import Factory, run_environment
 from rl_cluster.assembly.given import Given
-from rl_cluster.assembly.learner import learner_spec, start_learner
+from rl_cluster.assembly.learner import critic_spec, learner_spec, start_learner
 from rl_cluster.assembly.placement import Nodes
+from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import DeadlineError
@@ -101,6 +102,7 @@ async def start_samplers(
     config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, given: Given
 ) -> Samplers:
     """Start rollout workers and scorers at once; if one fails, end the others and raise its error."""
+    environment = run_environment(config, given)
     nodes = Nodes(plan)
     deadline = config.cluster.start_deadline_seconds
     spec = engine_spec(config, plan, model_path)
@@ -116,7 +118,9 @@ async def start_samplers(
     scoring = Scoring(scorers, FailurePolicy.from_config(config.rewards))
     samplers = Samplers(rollouts, scorers, RolloutPool(rollouts, config.rollout.deadline_seconds), scoring)
     results = await asyncio.gather(
-        _start_rollouts(rollouts, deadline), start_scorers(scorers), return_exceptions=True
+        _start_rollouts(rollouts, deadline, environment, config.rollout.environment),
+        start_scorers(scorers),
+        return_exceptions=True,
     )
     if errors := [result for result in results if isinstance(result, BaseException)]:
         await samplers.close()
@@ -187,8 +191,15 @@ def _publisher(
     return EnginePublisher(spec, LearnerSender(learner, plan.sync_backend), rollouts)
 
 
-async def _start_rollouts(rollouts: Sequence[RolloutHandle], deadline: float) -> None:
+async def _start_rollouts(
+    rollouts: Sequence[RolloutHandle],
+    deadline: float,
+    environment: Factory | None,
+    settings: EnvironmentConfig | None,
+) -> None:
     await asyncio.gather(*(rollout.start(deadline) for rollout in rollouts))
+    if environment is not None and settings is not None:
+        await asyncio.gather(*(r.set_environment(environment, settings, deadline) for r in rollouts))
     await asyncio.gather(*(rollout.set_version(0) for rollout in rollouts))
 
 
@@ -200,12 +211,7 @@ async def _start_learner(config: RunConfig, plan: Plan, model_path: str) -> Lear
 async def _start_critic(config: RunConfig, plan: Plan, model_path: str) -> LearnerGroup | None:
     if plan.critic != "separate":
         return None
-    critic = critic_of(config.algorithm)
-    assert critic is not None
-    optimizer = config.optimizer
-    if critic.learning_rate is not None:
-        optimizer = optimizer.model_copy(update={"learning_rate": critic.learning_rate})
-    spec = learner_spec(config, plan, critic.model or model_path, critic="separate", optimizer=optimizer)
+    spec = critic_spec(config, plan, model_path)
     return await start_learner(config, plan, spec, "critic")
 
 

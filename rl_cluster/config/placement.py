@@ -52,9 +52,16 @@ def needs_reference_worker(config: RunConfig) -> bool:
 
 
 def place(config: RunConfig, machine: Machine, device: str) -> tuple[WorkerPlan, ...]:
-    """The workers in the order in which they get GPUs. Expects a config that passed config/check.py."""
+    """The workers in the order in which they get GPUs. Expects a config that passed config/check.py.
+
+    cluster.backend = local: the roles that one process plays in turn, on one GPU if there is any.
+    """
+    homes: list[tuple[int, tuple[int, ...]]]
     slots = _slots(config, on_gpu=device == "cuda")
-    homes = _homes(config, slots, machine) if device == "cuda" else _cpu_homes(slots, machine)
+    if config.cluster.backend == "local":
+        homes = [(0, (0,) if slot.num_gpus else ()) for slot in slots]
+    else:
+        homes = _homes(config, slots, machine) if device == "cuda" else _cpu_homes(slots, machine)
     return _with_claims(config, machine, device, slots, homes)
 
 

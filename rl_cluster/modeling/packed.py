@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.modeling.kv_cache import Decoding, KeyValueCache
 
 ATTENTION = "rl_cluster_packed"
 """transformers builds no mask for an attention of a name it has no mask function for, and hands ours None."""
@@ -150,6 +151,25 @@ def _bucket(
     return Bucket(len(group), longest, -1, -1, gather.to(device), places.to(device), tokens.to(device))
 
 
+@dataclass(frozen=True)
+class Prefill:
+    """A packed forward pass of prompts whose keys and values are kept, for N sequences that continue them.
+
+    copies: int64 [n], tokens of the packed order, and rows, places: int64 [n], where in the cache each goes.
+    """
+
+    packed: PackedLayout
+    cache: KeyValueCache
+    copies: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """key, value: [1, kv_heads, T, D], of the prompts' tokens."""
+        kept = [x[0].transpose(0, 1).index_select(0, self.copies) for x in (key, value)]
+        self.cache.write(layer, self.rows, self.places, kept[0], kept[1])
+
+
 class _Pad(torch.autograd.Function):
     """[T, …] → [N * L, …]. Padding holds copies of token 0; under a causal mask no real query sees them, so
     their gradient is 0 and the backward pass is the inverse gather instead of a scatter-add."""
@@ -182,12 +202,12 @@ class _Take(torch.autograd.Function):
 
 
 def packed_attention(
-    _module: torch.nn.Module,
+    module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    packed: PackedLayout | None = None,
+    packed: PackedLayout | Prefill | Decoding | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -197,12 +217,18 @@ def packed_attention(
     """Causal attention within each sequence. query: [1, heads, T, D]; key, value: [1, kv_heads, T, D].
 
     Returns [1, T, heads, D]. The signature is that of transformers' attention functions; the model hands
-    `packed` through from the call of its decoder.
+    `packed` through from the call of its decoder. With Prefill keys and values are kept besides; with
+    Decoding there is one token per sequence, which attends to those kept before.
     """
     assert packed is not None, "call the decoder through packed_hidden_states"
     assert attention_mask is None, "transformers built a mask that packed attention cannot use"
     if softcap is not None:
         raise BadInputError("model: attention with soft-capping cannot be packed; choose another model")
+    if isinstance(packed, Decoding):
+        return packed.attend(_layer(module), query, key, value, scaling, sliding_window), None
+    if isinstance(packed, Prefill):
+        packed.store(_layer(module), key, value)
+        packed = packed.packed
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     if packed.expand is not None:
         queries, keys, values = (x.index_select(0, packed.expand) for x in (queries, keys, values))
@@ -217,6 +243,12 @@ def packed_attention(
     if packed.restore is not None:
         output = _Take.apply(output, packed.restore)
     return _only_unique(output, packed)[None], None
+
+
+def _layer(module: torch.nn.Module) -> int:
+    index = getattr(module, "layer_idx", None)
+    assert isinstance(index, int), "attention without layer_idx: transformers' own caches need it, too"
+    return index
 
 
 def _only_unique(output: torch.Tensor, packed: PackedLayout) -> torch.Tensor:
@@ -302,9 +334,19 @@ def packed_hidden_states(
     """
     if packed.unique is not None:
         tokens = tokens[packed.unique]
+    return run_decoder(decoder, tokens, packed.position_ids, packed)
+
+
+def run_decoder(
+    decoder: torch.nn.Module,
+    tokens: torch.Tensor,
+    position_ids: torch.Tensor,
+    packed: PackedLayout | Prefill | Decoding,
+) -> torch.Tensor:
+    """Last hidden states [U, hidden] of the tokens [U] that are computed; position_ids: int64 [1, U]."""
     output = decoder(
         input_ids=tokens[None],
-        position_ids=packed.position_ids,
+        position_ids=position_ids,
         attention_mask=None,
         use_cache=False,
         packed=packed,

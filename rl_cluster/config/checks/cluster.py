@@ -39,7 +39,7 @@ def cores_suffice(config: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    if not on_cpu(config, machine):
+    if not on_cpu(config, machine) or config.cluster.backend == "local":
         return
     per_node = -(-config.rollout.num_workers // machine.num_nodes)
     total = config.rollout.kv_cache_gib * per_node
@@ -70,7 +70,8 @@ def only_on_gpus(config: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def gpus_suffice(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    if on_cpu(config, machine) or machine.gpus == 0:
+    """cluster.backend = local uses one GPU for everything."""
+    if on_cpu(config, machine) or machine.gpus == 0 or config.cluster.backend == "local":
         return
     tensor_parallel = config.rollout.tensor_parallel_size
     if tensor_parallel > machine.gpus:

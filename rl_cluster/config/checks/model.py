@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from rl_cluster.config.data import AdditionSource, FileSource
 from rl_cluster.config.derive import max_prompt_tokens
 from rl_cluster.config.machine import Machine
 from rl_cluster.config.model_shape import find_shape
 from rl_cluster.config.problems import Problem
-from rl_cluster.config.run import RunConfig
+from rl_cluster.config.run import ModelConfig, RunConfig
+
+
+
+class HasModel(Protocol):
+    """A RunConfig or a FitConfig."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
 
 OUR_FOLDERS = ("models", "runs", "checkpoints")
 """A relative path that starts so is meant as a folder, even where it does not exist."""
 
 
-def exactly_one_model(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+def exactly_one_model(config: HasModel, machine: Machine) -> Iterator[Problem]:
     path, scratch = config.model.path, config.model.scratch
     if path is None and scratch is None:
         remedy = (
@@ -27,7 +37,7 @@ def exactly_one_model(config: RunConfig, machine: Machine) -> Iterator[Problem]:
         yield Problem("model.path", path, "is given together with model.scratch", "Remove one of the two.")
 
 
-def model_folder_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+def model_folder_exists(config: HasModel, machine: Machine) -> Iterator[Problem]:
     if config.model.path is not None:
         yield from folder_problems("model.path", config.model.path)
 
@@ -58,7 +68,7 @@ def _means_folder(path: str) -> bool:
     )
 
 
-def scratch_model_is_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+def scratch_model_is_sound(config: HasModel, machine: Machine) -> Iterator[Problem]:
     scratch = config.model.scratch
     if scratch is None:
         return
@@ -121,6 +131,8 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 def engine_has_the_head_size(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     on_cpu = config.cluster.device == "cpu" or (config.cluster.device == "auto" and machine.gpus == 0)
+    if config.cluster.backend == "local":
+        return
     if not on_cpu or (config.model.path is None and config.model.scratch is None):
         return
     shape = find_shape(config.model)
