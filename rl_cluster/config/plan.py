@@ -27,7 +27,7 @@ from rl_cluster.config.placement import (
     place,
     with_memory,
 )
-from rl_cluster.config.reward import RewardModelScorer
+from rl_cluster.config.reward import RewardModelScorer, scorer_name
 from rl_cluster.config.run import RunConfig
 
 
