@@ -45,6 +45,14 @@ _HOMES = {
         "ForwardBackwardPipeline",
         "OptimStepOutput",
     ),
+    "rl_cluster.reward_models": (
+        "MultiObjectiveRewardModel",
+        "PairwiseRewardModel",
+        "RewardModel",
+        "RewardModelConfig",
+        "RewardModelTrainer",
+    ),
+    "rl_cluster.trainers.preference_dataset": ("PreferenceDataset",),
 }
 """Module -> the names that `from rl_cluster import …` finds there."""
 
