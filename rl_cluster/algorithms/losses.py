@@ -89,6 +89,18 @@ def cispo_loss(
     return Surrogate(-held * advantages * log_prob, held != ratio)
 
 
+def sapo_loss(
+    ratio: torch.Tensor, advantages: torch.Tensor, temperature_positive: float, temperature_negative: float
+) -> Surrogate:
+    """−A (4/τ) σ(τ (ratio − 1)), τ by the sign of A; Soft Adaptive Policy Optimization, Gao et al. 2025.
+
+    At ratio 1 the gradient is that of the unclipped surrogate; it fades on both sides, and nothing is clipped.
+    """
+    temperature = torch.where(advantages > 0, temperature_positive, temperature_negative)
+    gate = 4.0 / temperature * torch.sigmoid(temperature * (ratio - 1.0))
+    return Surrogate(-advantages * gate, torch.zeros_like(advantages, dtype=torch.bool))
+
+
 def reinforce_loss(log_prob: torch.Tensor, advantages: torch.Tensor) -> Surrogate:
     """−A log π; Williams 1992. log_prob: log π times the share of the ratio's level (see policy_ratio)."""
     return Surrogate(-advantages * log_prob, torch.zeros_like(advantages, dtype=torch.bool))

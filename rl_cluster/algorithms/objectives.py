@@ -16,6 +16,7 @@ from rl_cluster.algorithms.losses import (
     importance_weight,
     policy_ratio,
     reinforce_loss,
+    sapo_loss,
 )
 from rl_cluster.algorithms.steps import CrossEntropyStep, PolicyStep, ValueStep
 from rl_cluster.config.algorithm import PolicyLossConfig
@@ -36,13 +37,19 @@ def _cispo(
     return cispo_loss(ratio, log_prob, advantages, loss.clip_low, loss.clip_high)
 
 
+def _sapo(
+    ratio: torch.Tensor, _: torch.Tensor, advantages: torch.Tensor, loss: PolicyLossConfig
+) -> Surrogate:
+    return sapo_loss(ratio, advantages, loss.temperature_positive, loss.temperature_negative)
+
+
 def _reinforce(
     _: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, __: PolicyLossConfig
 ) -> Surrogate:
     return reinforce_loss(log_prob, advantages)
 
 
-SURROGATES = {"clip": _clip, "cispo": _cispo, "reinforce": _reinforce}
+SURROGATES = {"clip": _clip, "cispo": _cispo, "sapo": _sapo, "reinforce": _reinforce}
 
 
 def policy_objective(step: PolicyStep, inputs: LossInputs) -> LossResult:

@@ -30,15 +30,19 @@ class KLConfig(Config):
 class PolicyLossConfig(Config):
     """The policy-gradient loss, common to all algorithms."""
 
-    kind: Literal["clip", "cispo", "reinforce"] = "clip"
+    kind: Literal["clip", "cispo", "sapo", "reinforce"] = "clip"
     """clip: PPO's pessimistic clipped ratio. cispo: clipped ratio as a detached weight of log π.
-    reinforce: −A log π, no ratio."""
+    sapo: a sigmoid of the ratio in place of the clip. reinforce: −A log π, no ratio."""
     ratio: Literal["token", "sequence", "sequence_mean"] = "token"
     """token: π/π_old per token. sequence: product over the tokens (RLOO). sequence_mean: geometric
     mean (GSPO)."""
     clip_low: Fraction = 0.2
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped to [1 − clip_low, 1 + clip_high]; DAPO's clip-higher is 0.28."""
+    temperature_positive: PositiveFloat = 1.0
+    """sapo: τ where the advantage is above 0; the higher, the sooner a moved token stops to count."""
+    temperature_negative: PositiveFloat = 1.05
+    """sapo: τ elsewhere."""
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """token_mean: all tokens of the optimizer step alike (DAPO). sequence_mean: mean over tokens, then over
     sequences (GRPO). constant: sum over tokens / max_new_tokens, mean over sequences (Dr. GRPO)."""

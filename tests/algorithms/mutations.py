@@ -21,6 +21,7 @@ KL_HAND = KL + "test_estimators_by_hand"
 TOKEN_CLIP = LOSSES + "test_the_token_ratio_clips_only_the_side_that_would_gain"
 ROW_RATIO = LOSSES + "test_a_row_ratio_gives_exactly_the_loss_and_gradient_of_the_row_formula"
 CISPO = LOSSES + "test_cispo_keeps_a_gradient_at_every_token_with_the_clipped_ratio_as_weight"
+SAPO = LOSSES + "test_sapo_is_a_sigmoid_of_the_ratio_with_a_temperature_by_the_sign_of_the_advantage"
 DECOUPLED = LOSSES + "test_the_decoupled_objective_weighs_the_clipped_loss_by_proximal_over_behaviour"
 VALUE = LOSSES + "test_the_clipped_value_loss_takes_the_worse_of_two_squared_errors_per_token"
 TERMS = OBJECTIVES + "test_the_loss_is_the_sum_of_its_terms"
@@ -163,6 +164,10 @@ MUTATIONS = {
         ("(1.0 + share * (log_prob - log_prob.detach()))", "(1.0 + log_prob - log_prob.detach())", ROW_RATIO),
         ("ratio = ratio.detach()\n    held = ratio.clamp", "held = ratio.clamp", CISPO),
         ("held = ratio.clamp(1.0 - low, 1.0 + high)", "held = ratio", CISPO),
+        ("torch.where(advantages > 0, temp", "torch.where(advantages < 0, temp", SAPO),
+        ("4.0 / temperature * torch", "4.0 * torch", SAPO),
+        ("temperature * (ratio - 1.0)", "(ratio - 1.0)", SAPO),
+        ("-advantages * gate", "advantages * gate", SAPO),
         (
             "Surrogate(-advantages * log_prob",
             "Surrogate(advantages * log_prob",

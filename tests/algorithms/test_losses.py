@@ -106,6 +106,20 @@ def test_cispo_keeps_a_gradient_at_every_token_with_the_clipped_ratio_as_weight(
     assert result.metrics["clipfrac_sum"] == 2
 
 
+def test_sapo_is_a_sigmoid_of_the_ratio_with_a_temperature_by_the_sign_of_the_advantage():
+    loss = PolicyLossConfig(kind="sapo", temperature_positive=1.5, temperature_negative=2.5)
+    result, gradient = loss_and_gradient(loss, aggregation="token_mean")
+    expected, slopes = [], []
+    for moved, advantage in zip(MOVED.tolist(), ADVANTAGES.tolist(), strict=True):
+        tau, ratio = (1.5 if advantage > 0 else 2.5), math.exp(moved)
+        gate = 1.0 / (1.0 + math.exp(-tau * (ratio - 1.0)))
+        expected.append(-advantage * 4.0 / tau * gate)
+        slopes.append(-advantage * 4.0 * gate * (1.0 - gate) * ratio)
+    assert result.loss.item() == pytest.approx(sum(expected) / 6, rel=1e-6)
+    torch.testing.assert_close(gradient, torch.tensor(slopes).double() / 6, rtol=1e-6, atol=0)
+    assert result.metrics["clipfrac_sum"] == 0
+
+
 def test_reinforce_is_minus_advantage_times_log_probability():
     result, gradient = loss_and_gradient(PolicyLossConfig(kind="reinforce"), aggregation="token_mean")
     torch.testing.assert_close(gradient, -ADVANTAGES / 6)
@@ -115,17 +129,18 @@ def test_reinforce_is_minus_advantage_times_log_probability():
 @pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_mean"])
 def test_on_policy_all_kinds_have_the_same_gradient(ratio):
     gradients = []
-    for kind in ("clip", "cispo", "reinforce"):
+    for kind in ("clip", "cispo", "sapo", "reinforce"):
         loss = PolicyLossConfig(kind=kind, ratio=ratio)
         gradients.append(loss_and_gradient(loss, moved=torch.zeros(6, dtype=torch.float64))[1])
     torch.testing.assert_close(gradients[0], gradients[1])
     torch.testing.assert_close(gradients[0], gradients[2])
+    torch.testing.assert_close(gradients[0], gradients[3])
     whole = 1.0 if ratio == "sequence" else 1.0 / COUNTS[ROW]
     torch.testing.assert_close(gradients[0], -ADVANTAGES * whole / 3)
 
 
 def test_a_positive_advantage_raises_the_log_probability_and_a_negative_one_lowers_it():
-    for kind in ("clip", "cispo", "reinforce"):
+    for kind in ("clip", "cispo", "sapo", "reinforce"):
         for ratio in ("token", "sequence", "sequence_mean"):
             loss = PolicyLossConfig(kind=kind, ratio=ratio)
             _, gradient = loss_and_gradient(loss, moved=torch.zeros(6, dtype=torch.float64))

@@ -48,7 +48,7 @@ def objective(step, row, draw, rows=None):
 
 def test_loss_gradients_and_metrics_do_not_depend_on_how_rows_are_spread_over_micro_batches():
     row, draw = a_batch()
-    for kind in ("clip", "cispo", "reinforce"):
+    for kind in ("clip", "cispo", "sapo", "reinforce"):
         for ratio in ("token", "sequence", "sequence_mean"):
             loss = PolicyLossConfig(kind=kind, ratio=ratio, entropy_coef=0.01)
             step = PolicyStep(loss, 1.0, **FULL_STEP)
@@ -171,13 +171,13 @@ def test_no_tokens_make_a_loss_of_0_that_can_be_differentiated():
 def test_a_nan_log_probability_reaches_the_loss_so_that_the_step_can_be_refused():
     row, draw = a_batch()
     draw["logprobs"][4] = math.nan
-    for kind in ("clip", "cispo", "reinforce"):
+    for kind in ("clip", "cispo", "sapo", "reinforce"):
         loss = PolicyLossConfig(kind=kind)
         assert math.isnan(objective(PolicyStep(loss, 1.0), row, draw)[0].loss.item())
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_mean"])
-@pytest.mark.parametrize("kind", ["clip", "cispo", "reinforce"])
+@pytest.mark.parametrize("kind", ["clip", "cispo", "sapo", "reinforce"])
 def test_every_pair_of_extreme_log_probabilities_gives_a_finite_loss_and_gradient(kind, ratio):
     ends = [-math.inf, -1e4, -100.0, 0.0, 1e4, math.inf]
     logprobs = torch.tensor([a for a in ends for _ in ends], requires_grad=True)
@@ -198,7 +198,7 @@ four_tokens = st.lists(extreme, min_size=4, max_size=4)
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
-    kind=st.sampled_from(["clip", "cispo", "reinforce"]),
+    kind=st.sampled_from(["clip", "cispo", "sapo", "reinforce"]),
     ratio=st.sampled_from(["token", "sequence", "sequence_mean"]),
     estimator=st.sampled_from(["k1", "k2", "k3"]),
     columns=st.lists(four_tokens, min_size=4, max_size=4),
