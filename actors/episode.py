@@ -1,72 +1,92 @@
-"""An episode: a prompt and a seed in, a Trajectory out, by turns of generation.
+"""Episodes: a GroupTask in, its TrajectoryGroup out; a prompt and a seed in, a Trajectory out.
 
-Today an episode has one turn. An environment that answers takes its place in `play`: its tokens go into
-the trajectory with action False, and the next turn generates from all tokens so far (tokens in, tokens out:
-nothing is ever tokenised again), with the seed of that turn.
+Without an environment an episode is one response. With one, see environment_episode.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from actors.environment_episode import START, EpisodeLimits, play_in
+from actors.transcript import Decoder, Drawn, Generator, Transcript, turn_seed
+from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, Trajectory, TrajectoryGroup
 
-from rl_cluster.trajectory import FinishReason, Prompt, SamplingSpec, Trajectory
+if TYPE_CHECKING:  # it imports torch, which the driver does without
+    from rl_cluster.environments.hosting import EnvironmentPool
 
-
-class Drawn(Protocol):
-    """What a generator returns: arrays of n tokens, as actors.engine.Sample."""
-
-    tokens: np.ndarray
-    logprobs: np.ndarray
-    versions: np.ndarray
-    finish_reason: FinishReason
+__all__ = ["Decoder", "Drawn", "Generator", "Transcript", "play", "play_group", "turn_seed"]
 
 
-class Generator(Protocol):
-    async def generate(self, prompt: Sequence[int], seed: int, sampling: SamplingSpec) -> Drawn: ...
+async def play_group(
+    generator: Generator,
+    decoder: Decoder,
+    eos_token_ids: frozenset[int],
+    task: GroupTask,
+    environments: EnvironmentPool | None = None,
+    max_sequence_tokens: int | None = None,
+) -> TrajectoryGroup:
+    """The task's episodes at once, each with its own seed; if one fails, the others end with it.
+
+    environments: what answers, if anything does. max_sequence_tokens: the most that the generator takes,
+    prompt and response together; only an environment's episodes can outgrow it.
+    """
+    episodes: list[Coroutine[Any, Any, Trajectory]]
+    if environments is None:
+        episodes = [
+            play(generator, decoder, eos_token_ids, task.prompt, seed, task.sampling) for seed in task.seeds
+        ]
+    else:
+        limits = episode_limits(environments, task, max_sequence_tokens)
+        episodes = [
+            _play_borrowed(environments, generator, decoder, eos_token_ids, task, seed, limits)
+            for seed in task.seeds
+        ]
+    return TrajectoryGroup(task.group_id, task.prompt, tuple(await _all_or_none(episodes)))
 
 
-class Decoder(Protocol):
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+def episode_limits(
+    environments: EnvironmentPool, task: GroupTask, max_sequence_tokens: int | None
+) -> EpisodeLimits:
+    settings = environments.settings
+    longest = len(task.prompt.tokens) + (settings.max_episode_tokens or task.sampling.max_new_tokens)
+    return EpisodeLimits(settings.max_turns, min(longest, max_sequence_tokens or longest))
 
 
-def turn_seed(seed: int, turn: int) -> int:
-    """Of a turn of an episode; the first turn uses the episode's own seed."""
-    if turn == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+async def _play_borrowed(
+    environments: EnvironmentPool,
+    generator: Generator,
+    decoder: Decoder,
+    eos_token_ids: frozenset[int],
+    task: GroupTask,
+    seed: int,
+    limits: EpisodeLimits,
+) -> Trajectory:
+    start_seed = turn_seed(task.seeds[0], START)
+    async with environments.borrow() as environment:
+        return await play_in(
+            environment,
+            generator,
+            decoder,
+            eos_token_ids,
+            task.prompt,
+            seed,
+            start_seed,
+            task.sampling,
+            limits,
+        )
 
 
-@dataclass
-class Transcript:
-    """The tokens of a running episode, with who made them; four aligned lists."""
-
-    tokens: list[int]
-    actions: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        """Tokens that the policy did not draw."""
-        self.tokens.extend(tokens)
-        self._annotate(len(tokens))
-
-    def _annotate(self, num_tokens: int) -> None:
-        self.actions.extend([False] * num_tokens)
-        self.logprobs.extend([0.0] * num_tokens)
-        self.versions.extend([-1] * num_tokens)
-
-    def act(self, drawn: Drawn) -> None:
-        """Tokens that the policy drew."""
-        self.tokens.extend(drawn.tokens.tolist())
-        self.actions.extend([True] * len(drawn.tokens))
-        self.logprobs.extend(drawn.logprobs.tolist())
-        self.versions.extend(drawn.versions.tolist())
+async def _all_or_none(episodes: list[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    tasks = [asyncio.ensure_future(episode) for episode in episodes]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 async def play(
@@ -77,18 +97,9 @@ async def play(
     seed: int,
     sampling: SamplingSpec,
 ) -> Trajectory:
-    """One episode of one turn. eos_token_ids: drawing one of them last is to have ended by itself."""
+    """One episode of one response."""
     transcript = Transcript(tokens=[])
     transcript.observe(prompt.tokens.tolist())
     drawn = await generator.generate(transcript.tokens, turn_seed(seed, turn=0), sampling)
     transcript.act(drawn)
-    response = drawn.tokens.tolist()
-    return Trajectory(
-        tokens=np.asarray(transcript.tokens, dtype=np.int32),
-        action_mask=np.asarray(transcript.actions, dtype=np.bool_),
-        behaviour_logprobs=np.asarray(transcript.logprobs, dtype=np.float32),
-        policy_versions=np.asarray(transcript.versions, dtype=np.int32),
-        finish_reason=drawn.finish_reason,
-        response_text=decoder.decode(response, skip_special_tokens=True),
-        ended_with_eos=bool(response) and response[-1] in eos_token_ids,
-    )
+    return transcript.trajectory(decoder, len(prompt.tokens), eos_token_ids, drawn.finish_reason)

@@ -6,12 +6,11 @@ New weights come in through the methods that the publisher calls.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ import numpy as np
 import ray
 
 from actors.engine_spec import EngineSpec
-from actors.episode import play
-from rl_cluster.errors import DeadlineError, WorkerDiedError
+from actors.episode import play_group
+from rl_cluster.config.environment import EnvironmentConfig
+from rl_cluster.errors import BadInputError, DeadlineError, WorkerDiedError
 from rl_cluster.protocols import Ref
 from rl_cluster.ray_answers import CONTROL_SECONDS, answer
 from rl_cluster.trajectory import GroupSummary, GroupTask, TrajectoryGroup
@@ -48,6 +48,7 @@ class RolloutActor:
         self._engine: Any = None
         self._tokenizer: Any = None
         self._eos_token_ids: frozenset[int] = frozenset()
+        self._environments: Any = None
         self._adapters = Path(tempfile.mkdtemp(prefix="rl-cluster-adapters-"))
 
     async def start(self) -> tuple[int, ...]:
@@ -60,15 +61,27 @@ class RolloutActor:
         return self.pids()
 
     async def rollout(self, task: GroupTask) -> tuple[GroupSummary, TrajectoryGroup]:
-        """Play the task's episodes, each with its own seed."""
+        """Play the task's episodes, each with its own seed. EpisodeError where an environment fails."""
         begun = time.monotonic()
-        episodes = [
-            play(self._engine, self._tokenizer, self._eos_token_ids, task.prompt, seed, task.sampling)
-            for seed in task.seeds
-        ]
-        trajectories = await asyncio.gather(*episodes)
-        group = TrajectoryGroup(task.group_id, task.prompt, tuple(trajectories))
+        group = await play_group(
+            self._engine,
+            self._tokenizer,
+            self._eos_token_ids,
+            task,
+            self._environments,
+            self._spec.max_model_len - 1,
+        )
         return group.summary(self._name, time.monotonic() - begun), group
+
+    async def set_environment(self, factory: bytes, settings: EnvironmentConfig) -> None:
+        """Play every episode in an environment from now on; after `start`. factory: a pickled f(tokenizer).
+
+        Makes the first environment; BadInputError if that fails.
+        """
+        from rl_cluster.environments.hosting import EnvironmentPool
+
+        self._environments = EnvironmentPool(load_pickled(factory), self._tokenizer, settings)
+        await self._environments.prepare()
 
     async def call(self, method: str, *args: Any) -> Any:
         """Engine.method(*args): what the publisher and the supervisor use."""
@@ -105,6 +118,8 @@ class RolloutActor:
 
     async def shutdown(self) -> None:
         """End vLLM's processes, so that none outlives the actor."""
+        if self._environments is not None:
+            self._environments.close()
         if self._engine is not None:
             self._engine.shutdown()
         shutil.rmtree(self._adapters, ignore_errors=True)
@@ -124,6 +139,15 @@ class RolloutHandle:
         """Raises DeadlineError, or WorkerDiedError with the cause."""
         doing = "its start (cluster.start_deadline_seconds)"
         self.pids = await answer(self.name, self._actor.start.remote(), doing, deadline_seconds)
+
+    async def set_environment(
+        self, factory: Callable[[Any], Any], settings: EnvironmentConfig, deadline_seconds: float
+    ) -> None:
+        """See RolloutActor.set_environment. factory: shipped by value where it is of a notebook or script."""
+        pickled = pickle_factory(factory)
+        doing = "making its environment (cluster.start_deadline_seconds)"
+        ready = self._actor.set_environment.remote(pickled, settings)
+        await answer(self.name, ready, doing, deadline_seconds)
 
     async def rollout(self, task: GroupTask) -> tuple[GroupSummary, Ref]:
         summary, group = self._actor.rollout.options(num_returns=2).remote(task)
@@ -176,6 +200,28 @@ class RolloutHandle:
 
     async def _control(self, method: str, *args: Any) -> None:
         await answer(self.name, self._actor.call.remote(method, *args), method, CONTROL_SECONDS)
+
+
+def pickle_factory(factory: Callable[[Any], Any]) -> bytes:
+    """BadInputError for one that cannot travel."""
+    try:
+        return ray.cloudpickle.dumps(factory)
+    except Exception as error:  # pickling calls the code of the user's objects, which raises what it likes
+        raise BadInputError(
+            f"rollout.environment: {factory!r:.80} cannot be sent to the rollout workers: "
+            f"{type(error).__name__}: {error}. Make such things inside the factory."
+        ) from error
+
+
+def load_pickled(factory: bytes) -> Callable[[Any], Any]:
+    """BadInputError where this machine lacks what the factory needs."""
+    try:
+        return ray.cloudpickle.loads(factory)
+    except Exception as error:  # unpickling imports the user's modules
+        raise BadInputError(
+            "rollout.environment: a rollout worker cannot load the factory: "
+            f"{type(error).__name__}: {error}. Its modules must be importable there."
+        ) from error
 
 
 def create_rollout_worker(

@@ -9,22 +9,26 @@ from typing import Any
 from actors.reward_model_worker import make_reward_model_scorer
 from actors.scorer_handle import RayScorer
 from actors.scorer_worker import make_function_scorer
-from rl_cluster.config.reward import CallableScorer, RewardConfig, RewardModelScorer
-from rl_cluster.protocols import Ref
+from rl_cluster.config.reward import CallableScorer, EnvironmentScorer, RewardConfig, RewardModelScorer
+from rl_cluster.protocols import Ref, Scorer
+from rl_cluster.ray_answers import CONTROL_SECONDS, answer
 from rl_cluster.rewards.calling import Outcome
+from rl_cluster.rewards.episode_scorer import EpisodeScorer
 from rl_cluster.rewards.loading import ScoreFunction, scorer_names
 from rl_cluster.rewards.local_scorer import LocalScorer
 
 
 class DriverScorer:
-    """Implements protocols.Scorer in the driver's own process, for functions that cannot travel."""
+    """Implements protocols.Scorer in the driver's own process, for functions that cannot travel and
+    for what is only looked up in the group."""
 
-    def __init__(self, local: LocalScorer) -> None:
+    def __init__(self, local: Scorer) -> None:
         self.name, self.weight = local.name, local.weight
         self._local = local
 
     async def score(self, group: Ref) -> Outcome:
-        return await self._local.score(await group)
+        here = await answer("the holder of a group", group, "handing it to a scorer", CONTROL_SECONDS)
+        return await self._local.score(here)
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -57,6 +61,8 @@ def make_scorers(
         if isinstance(config, CallableScorer):
             function = (functions or {})[name]
             scorer = DriverScorer(LocalScorer(name, function, config.weight, config.timeout_seconds))
+        elif isinstance(config, EnvironmentScorer):
+            scorer = DriverScorer(EpisodeScorer(name, config.weight))
         elif isinstance(config, RewardModelScorer):
             scorer = make_reward_model_scorer(
                 config,

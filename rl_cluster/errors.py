@@ -28,6 +28,17 @@ class ScorerError(_NamedError):
     """A scorer raised, timed out, or answered with NaN or a wrong length. args: (scorer, cause)."""
 
 
+class EpisodeError(RLClusterError):
+    """An environment raised, hung, or paid what is no number. args: (kind, message, its traceback or "").
+
+    kind: raised, timeout or not_finite, as in ScoreFailure.
+    """
+
+    def __str__(self) -> str:
+        kind, message, _ = self.args
+        return f"environment: {kind}: {message}"
+
+
 class WorkerDiedError(_NamedError):
     """A Ray worker ended without being asked to. args: (worker name, cause)."""
 

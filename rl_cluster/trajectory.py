@@ -64,6 +64,8 @@ class Trajectory:
     tokens: int32 [T]. action_mask: bool [T], True where the policy drew the token.
     behaviour_logprobs: float32 [T], natural log at the temperature used, 0 where not an action.
     policy_versions: int32 [T], the weights that drew the token, -1 where not an action.
+    response_text: what follows the prompt, the answers of an environment included.
+    reward: the sum of what an environment paid, None without one. components: its last metrics.
     """
 
     tokens: np.ndarray
@@ -73,6 +75,8 @@ class Trajectory:
     finish_reason: FinishReason
     response_text: str
     ended_with_eos: bool
+    reward: float | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = self.tokens.shape

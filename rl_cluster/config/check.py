@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from rl_cluster.config.checks.algorithm import ALGORITHM_CHECKS
 from rl_cluster.config.checks.cluster import CLUSTER_CHECKS
 from rl_cluster.config.checks.data import DATA_CHECKS
+from rl_cluster.config.checks.environment import ENVIRONMENT_CHECKS
+from rl_cluster.config.checks.local import LOCAL_CHECKS
 from rl_cluster.config.checks.model import MODEL_CHECKS
 from rl_cluster.config.machine import Machine
 from rl_cluster.config.problems import Problem, refuse
@@ -14,7 +16,14 @@ from rl_cluster.config.run import RunConfig
 
 Check = Callable[[RunConfig, Machine], Iterable[Problem]]
 
-CHECKS: tuple[Check, ...] = (*MODEL_CHECKS, *DATA_CHECKS, *ALGORITHM_CHECKS, *CLUSTER_CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *MODEL_CHECKS,
+    *DATA_CHECKS,
+    *ENVIRONMENT_CHECKS,
+    *ALGORITHM_CHECKS,
+    *CLUSTER_CHECKS,
+    *LOCAL_CHECKS,
+)
 
 
 def find_problems(config: RunConfig, machine: Machine) -> Iterator[Problem]:

@@ -36,10 +36,10 @@ def derive(config: RunConfig, shape: ModelShape | None) -> Derived:
     sequences = batch.prompts_per_step * batch.samples_per_prompt
     updates = algorithm.num_epochs * algorithm.num_mini_batches
     prompt = max_prompt_tokens(config)
-    longest = prompt + max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0)
+    longest = prompt + max(max_episode_tokens(config), config.eval.max_new_tokens or 0)
     if shape is not None and shape.max_positions is not None:
         longest = min(longest, shape.max_positions)
-    trained_length = min(longest, prompt + config.rollout.max_new_tokens)
+    trained_length = min(longest, prompt + max_episode_tokens(config))
     per_update = sequences // algorithm.num_mini_batches
     per_rank = -(-per_update // config.learner.num_ranks)
     rows_per_micro_batch = max(1, batch.tokens_per_micro_batch // trained_length)
@@ -52,11 +52,18 @@ def derive(config: RunConfig, shape: ModelShape | None) -> Derived:
         total_sequences=config.run.steps * sequences,
         max_prompt_tokens=prompt,
         max_sequence_tokens=longest,
-        max_generated_tokens_per_step=sequences * config.rollout.max_new_tokens,
+        max_generated_tokens_per_step=sequences * max_episode_tokens(config),
         max_tokens_per_step=sequences * trained_length,
         micro_batch_tokens=min(max(batch.tokens_per_micro_batch, trained_length), per_rank * trained_length),
         max_micro_batches_per_update=-(-per_rank // rows_per_micro_batch),
     )
+
+
+def max_episode_tokens(config: RunConfig) -> int:
+    """Of one trained sequence after its prompt."""
+    environment = config.rollout.environment
+    of_environment = None if environment is None else environment.max_episode_tokens
+    return of_environment or config.rollout.max_new_tokens
 
 
 def max_prompt_tokens(config: RunConfig) -> int:

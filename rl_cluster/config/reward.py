@@ -63,6 +63,12 @@ class CallableScorer(_Scorer):
     name: str
 
 
+class EnvironmentScorer(_Scorer):
+    """What the environment of the run (rollout.environment) has paid for the episode."""
+
+    kind: Literal["environment"] = "environment"
+
+
 class ReasoningGymScorer(_Scorer):
     """The family's own score_answer."""
 
@@ -75,7 +81,8 @@ ScorerConfig = Annotated[
     | MathScorer
     | RewardModelScorer
     | ReasoningGymScorer
-    | CallableScorer,
+    | CallableScorer
+    | EnvironmentScorer,
     Field(discriminator="kind"),
 ]
 

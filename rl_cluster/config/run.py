@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rl_cluster.config.algorithm import GRPO, AlgorithmConfig
 from rl_cluster.config.base import Config
 from rl_cluster.config.data import DataConfig, EvalConfig
+from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.config.reward import RewardConfig
 
 
@@ -53,6 +54,8 @@ class SupervisedConfig(Config):
 class ModelConfig(Config):
     path: str | None = None
     """A Hugging Face folder or hub name. Exactly one of path and scratch."""
+    reference_path: str | None = None
+    """Folder or hub name of the reference; default: the policy as it starts."""
     scratch: ScratchModel | None = None
     supervised: SupervisedConfig | None = None
     """Train the model on demonstrations of the data before reinforcement learning."""
@@ -91,6 +94,8 @@ class RolloutConfig(Config):
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
     enforce_eager: bool | None = None
     """None: eager on CPUs, CUDA graphs on GPUs."""
+    environment: EnvironmentConfig | None = None
+    """What answers the policy in its episodes; None: an episode is one response."""
     deadline_seconds: PositiveFloat = 600.0
     """For one group; start-up is limited by cluster.start_deadline_seconds."""
 

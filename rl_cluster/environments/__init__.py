@@ -15,6 +15,7 @@ from rl_cluster.environments.code_env import create_code_generation_env
 from rl_cluster.environments.code_problems import CodeProblem, CodeTest
 from rl_cluster.environments.code_runner import CodeLimits
 from rl_cluster.environments.episode import Observation, RLEnvironment, StepResult, Trajectory
+from rl_cluster.environments.for_runs import CaseRun, case_run, environment_factory, prompts_of
 from rl_cluster.environments.from_config import create_rl_environment
 from rl_cluster.environments.math_env import create_math_problem_env
 from rl_cluster.environments.math_problems import MathProblem, make_math_problems
@@ -51,4 +52,8 @@ __all__ = [
     "read_cases",
     "environment_tools",
     "case_reward_function",
+    "CaseRun",
+    "case_run",
+    "environment_factory",
+    "prompts_of",
 ]

@@ -57,7 +57,17 @@ class Trajectory:
 
 
 class RLEnvironment(ABC):
-    """An environment of one's own: `reset` starts an episode, `step` takes tokens and pays a reward."""
+    """An environment of one's own: `reset` starts an episode, `step` takes tokens and pays a reward.
+
+    What a training run looks for besides, all optional:
+    wants_tokens = True: one token per step, rather than a whole response.
+    start(prompt, metadata, seed) -> Observation: begin the episode of this prompt (else: start_environment).
+    truncate() -> StepResult | None: the run ends the episode at a limit; pay what is due.
+    close(): the run is over.
+    And of a last step info["tokens_taken"]: how many of its tokens belong to the episode.
+    """
+
+    wants_tokens: bool = False
 
     @abstractmethod
     def reset(self) -> Observation:

@@ -81,15 +81,22 @@ class TextGenerationEnv(RLEnvironment):
     def step(self, action: Action) -> StepResult:
         """Take one or many tokens; of many, what comes after the end of the episode is dropped.
 
-        info: generated_text, steps, finish_reason ("stop", "length" or None). metrics: reward, and length in
-        generated tokens.
+        info: generated_text, steps, finish_reason ("stop", "length" or None), tokens_taken (how many of the
+        action's tokens count). metrics: reward, and length in generated tokens.
         """
         if self._playing is None:
             state = "is over" if self.responses else "has not begun"
             raise BadInputError(f"step: the episode {state}; call reset() first.")
         ids = token_ids(action, self.tokenizer)
         self.steps += 1
-        finish = self._take(ids)
+        before = len(self._generated)
+        return self._result(self._take(ids), len(self._generated) - before)
+
+    def truncate(self) -> StepResult | None:
+        """A run's limit ends the episode here: score what there is. None where no episode is going on."""
+        return None if self._playing is None else self._result("length", 0)
+
+    def _result(self, finish: str | None, taken: int) -> StepResult:
         generated = self._text_of_generated()
         self.current_text = self.current_prompt + generated
         reward, metrics = (0.0, self.no_metrics()) if finish is None else self.score(*self._texts(generated))
@@ -97,7 +104,12 @@ class TextGenerationEnv(RLEnvironment):
             reward=reward,
             done=finish is not None,
             next_observation=self._observe() if finish is None else None,
-            info={"generated_text": generated, "steps": self.steps, "finish_reason": finish},
+            info={
+                "generated_text": generated,
+                "steps": self.steps,
+                "finish_reason": finish,
+                "tokens_taken": taken,
+            },
             metrics={"reward": reward, "length": len(self._generated)} | metrics,
         )
         if finish is not None:

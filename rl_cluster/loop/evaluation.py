@@ -13,6 +13,7 @@ from rl_cluster.config.run import EvalConfig
 from rl_cluster.data.randomness import sample_seeds
 from rl_cluster.errors import ScorerError
 from rl_cluster.loop.dispatch import RolloutPool
+from rl_cluster.loop.episodes import roll_out
 from rl_cluster.loop.producer import Scoring
 from rl_cluster.protocols import Ref
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, ScoreFailure
@@ -64,10 +65,17 @@ class Evaluator:
         return EvalResult(scores, metrics, tuple(group for _, _, group in answers))
 
     async def _one(self, task: GroupTask) -> tuple[np.ndarray, np.ndarray, Ref]:
-        summary, group = await self._pool.rollout(task)
+        played = await roll_out(self._pool, task, self._scoring.policy)
+        if isinstance(played, ScoreFailure):
+            raise _no_holes(played)
+        summary, group = played
         scores = await self._scoring.score(group)
         if isinstance(scores, ScoreFailure):
-            raise ScorerError(
-                scores.name, f"{scores.kind} during evaluation: {scores.message}\n{scores.traceback}"
-            )
+            raise _no_holes(scores)
         return self._scoring.weighted_sum(scores), np.array(summary.action_counts), group
+
+
+def _no_holes(failure: ScoreFailure) -> ScorerError:
+    return ScorerError(
+        failure.name, f"{failure.kind} during evaluation: {failure.message}\n{failure.traceback}"
+    )

@@ -12,6 +12,7 @@ import numpy as np
 from rl_cluster.algorithms.sampling import has_signal
 from rl_cluster.loop.buffer import ExperienceBuffer, ReadyGroup, StageTimes
 from rl_cluster.loop.dispatch import RolloutPool
+from rl_cluster.loop.episodes import roll_out
 from rl_cluster.protocols import Ref, Reference, Scorer
 from rl_cluster.rewards.failures import FailurePolicy, FailureWindow, first_failure
 from rl_cluster.rewards.shaping import weighted_sum
@@ -25,7 +26,7 @@ class Scoring:
         self.scorers = tuple(scorers)
         self.weights = {scorer.name: scorer.weight for scorer in self.scorers}
         self.failures = FailureWindow(policy)
-        self._policy = policy
+        self.policy = policy
 
     async def score(self, group: Ref) -> tuple[Scores, ...] | ScoreFailure:
         """One Scores per scorer, or the failure that remained after the last attempt."""
@@ -37,7 +38,7 @@ class Scoring:
     async def _with_retries(self, scorer: Scorer, group: Ref) -> Scores | ScoreFailure:
         for attempt in itertools.count(1):
             result = await scorer.score(group)
-            if isinstance(result, Scores) or self._policy.action(attempt) == "drop":
+            if isinstance(result, Scores) or self.policy.action(attempt) == "drop":
                 return result
         raise AssertionError("unreachable")
 
@@ -97,7 +98,12 @@ class Producer:
 
     async def _produce(self, task: GroupTask) -> None:
         begun = time.perf_counter()
-        summary, group = await self._pool.rollout(task)
+        played = await roll_out(self._pool, task, self._scoring.policy)
+        if isinstance(played, ScoreFailure):
+            self._scoring.failures.record(played)
+            await self._buffer.drop(task.group_id, f"environment {played.kind}: {played.message}")
+            return
+        summary, group = played
         generated = time.perf_counter()
         reference_task = asyncio.create_task(self._reference_logprobs(group))
         try:

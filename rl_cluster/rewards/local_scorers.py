@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl_cluster.config.reward import CallableScorer, RewardConfig, RewardModelScorer, ScorerConfig
+from rl_cluster.config.reward import (
+    CallableScorer,
+    EnvironmentScorer,
+    RewardConfig,
+    RewardModelScorer,
+    ScorerConfig,
+)
 from rl_cluster.protocols import Scorer
+from rl_cluster.rewards.episode_scorer import EpisodeScorer
 from rl_cluster.rewards.loading import ScoreFunction, make_function, scorer_names
 from rl_cluster.rewards.local_scorer import LocalScorer
 
@@ -36,6 +43,8 @@ def _make(
 ) -> Scorer:
     if isinstance(config, CallableScorer):
         return LocalScorer(name, functions[name], config.weight, config.timeout_seconds)
+    if isinstance(config, EnvironmentScorer):
+        return EpisodeScorer(name, config.weight)
     if not isinstance(config, RewardModelScorer):
         return LocalScorer(name, make_function(config), config.weight, config.timeout_seconds)
     # Only here: they import torch.

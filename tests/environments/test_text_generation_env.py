@@ -55,7 +55,12 @@ def test_a_step_takes_an_int_or_a_tensor_of_one_token(tokenizer, ids, shape):
     assert [type(r.done) for r in results] == [bool] * 4
     assert [r.reward for r in results] == [0.0, 0.0, 0.0, 0.02]
     assert all(type(r.reward) is float for r in results)
-    assert results[-1].info == {"generated_text": "x y", "steps": 4, "finish_reason": "stop"}
+    assert results[-1].info == {
+        "generated_text": "x y",
+        "steps": 4,
+        "finish_reason": "stop",
+        "tokens_taken": 1,
+    }
     assert results[-1].metrics == {"reward": 0.02, "length": 4}
     assert results[-1].next_observation is None
     assert env.responses == ["x y"]
@@ -68,7 +73,12 @@ def test_a_step_takes_a_whole_response_and_drops_what_follows_the_end(tokenizer,
     env.reset()
     result = env.step(many([*ids("xyz"), EOS, *ids("more")]))
     assert result.done
-    assert result.info == {"generated_text": "xyz", "steps": 1, "finish_reason": "stop"}
+    assert result.info == {
+        "generated_text": "xyz",
+        "steps": 1,
+        "finish_reason": "stop",
+        "tokens_taken": 4,
+    }
     assert (result.reward, result.metrics["length"]) == (3.0, 4)
 
 

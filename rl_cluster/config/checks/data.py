@@ -53,7 +53,7 @@ def scorers_are_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     for i, scorer in enumerate(config.rewards.scorers):
         field = f"rewards.scorers.{i}"
         if isinstance(scorer, FunctionScorer):
-            yield from _function_problems(f"{field}.function", scorer.function)
+            yield from function_problems(f"{field}.function", scorer.function)
         if isinstance(scorer, RewardModelScorer):
             yield from folder_problems(f"{field}.path", scorer.path)
         if isinstance(scorer, ReasoningGymScorer) and not isinstance(config.data.train, ReasoningGymSource):
@@ -61,7 +61,8 @@ def scorers_are_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
             yield Problem(f"{field}.kind", scorer.kind, reason, "Use exact_match, math or a function.")
 
 
-def _function_problems(field: str, function: str) -> Iterator[Problem]:
+def function_problems(field: str, function: str) -> Iterator[Problem]:
+    """Whether an import path can be one."""
     remedy = "Write package.module:function or path/to/file.py:function."
     module, colon, name = function.rpartition(":")
     if not colon or not name.isidentifier() or not module:
