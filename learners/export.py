@@ -13,10 +13,11 @@ from learners.state_files import write_safetensors
 from rl_cluster.errors import CheckpointError
 from rl_cluster.modeling.load import VALUE_HEAD_FILE
 from rl_cluster.modeling.policy import CriticModel, PolicyModel, base_model, is_lora
+from rl_cluster.modeling.score_model import ScoreModel
 
 
 def export_model(
-    module: PolicyModel | CriticModel,
+    module: PolicyModel | CriticModel | ScoreModel,
     groups: Iterator[list[tuple[str, torch.Tensor]]],
     engine: Engine,
     folder: Path,
@@ -43,11 +44,11 @@ def export_model(
         raise CheckpointError(f"export: cannot write {folder}: {failure}") from failure
 
 
-def _stem(module: PolicyModel | CriticModel) -> str:
-    return "adapter_model" if isinstance(module, PolicyModel) and is_lora(module.lm) else "model"
+def _stem(module: PolicyModel | CriticModel | ScoreModel) -> str:
+    return "adapter_model" if not isinstance(module, CriticModel) and is_lora(module.lm) else "model"
 
 
-def _write_config(module: PolicyModel | CriticModel, folder: Path) -> None:
+def _write_config(module: PolicyModel | CriticModel | ScoreModel, folder: Path) -> None:
     if isinstance(module, CriticModel):
         module.trunk.config.save_pretrained(folder)
         return
@@ -60,12 +61,12 @@ def _write_config(module: PolicyModel | CriticModel, folder: Path) -> None:
     lm = base_model(module.lm)
     lm.config.architectures = [type(lm).__name__]
     lm.config.save_pretrained(folder)
-    if lm.generation_config is not None:
+    if isinstance(module, PolicyModel) and lm.generation_config is not None:
         lm.generation_config.save_pretrained(folder)
 
 
 def _export_value_head(
-    module: PolicyModel | CriticModel, engine: Engine, folder: Path, writes: bool
+    module: PolicyModel | CriticModel | ScoreModel, engine: Engine, folder: Path, writes: bool
 ) -> Exception | None:
     if module.value_head is None:
         return None

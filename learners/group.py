@@ -10,7 +10,16 @@ import numpy as np
 
 from learners.handles import Call, RankHandle, answers
 from learners.spec import LearnerSpec
-from rl_cluster.algorithms.steps import CrossEntropyStep, LossStep, PolicyStep, ValueStep
+from rl_cluster.algorithms.steps import (
+    CrossEntropyStep,
+    DPOStep,
+    KTOStep,
+    LossStep,
+    ORPOStep,
+    PolicyStep,
+    RewardStep,
+    ValueStep,
+)
 from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.algorithms.weights import Aggregation, row_weights
 from rl_cluster.batch import ShardPlan, plan_shards
@@ -20,6 +29,10 @@ AGGREGATION: dict[type, Callable[[Any], Aggregation]] = {
     PolicyStep: lambda step: step.loss.aggregation,
     ValueStep: lambda step: "token_mean",
     CrossEntropyStep: lambda step: "token_mean",
+    DPOStep: lambda step: "sequence_mean",
+    ORPOStep: lambda step: "sequence_mean",
+    KTOStep: lambda step: "sequence_mean",
+    RewardStep: lambda step: "sequence_mean",
 }
 """How the rows' tokens are weighted against each other, unless the batch brings its own weights."""
 

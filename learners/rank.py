@@ -27,6 +27,7 @@ from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.batch import TokenBatch
 from rl_cluster.modeling.load import load_critic, load_policy
 from rl_cluster.modeling.policy import CriticModel, PolicyModel
+from rl_cluster.modeling.score_model import ScoreModel, load_score_model
 from rl_cluster.protocols import ForwardOutput, OptimParams, OptimResult
 
 MicroBatches = Sequence[Sequence[int]]
@@ -205,7 +206,7 @@ class LearnerRank:
         }
 
 
-def _load_model(spec: LearnerSpec) -> PolicyModel | CriticModel:
+def _load_model(spec: LearnerSpec) -> PolicyModel | CriticModel | ScoreModel:
     common: dict[str, Any] = {
         "dtype": spec.dtype,
         "gradient_checkpointing": spec.gradient_checkpointing,
@@ -214,10 +215,14 @@ def _load_model(spec: LearnerSpec) -> PolicyModel | CriticModel:
     }
     if spec.critic == "separate":
         return load_critic(spec.model_path, **common)
+    if spec.critic == "reward":
+        return load_score_model(spec.model_path, lora=spec.lora, pad_token_id=spec.pad_token_id, **common)
     return load_policy(spec.model_path, value_head=spec.critic == "shared", lora=spec.lora, **common)
 
 
-def _build_engine(model: PolicyModel | CriticModel, spec: LearnerSpec, world_size: int) -> Engine:
+def _build_engine(
+    model: PolicyModel | CriticModel | ScoreModel, spec: LearnerSpec, world_size: int
+) -> Engine:
     if spec.engine == "torch" or spec.zero_stage == 0:
         return TorchEngine(model, spec.optimizer, world_size)
     from learners.engine_deepspeed import DeepSpeedEngine  # takes seconds to import

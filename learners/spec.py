@@ -10,8 +10,9 @@ from rl_cluster.config.run import LoRAConfig, OptimizerConfig
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """One learner: a policy (critic "none"), a policy with a value head on its trunk ("shared"), or the
-    separate critic itself ("separate": values only, no log-probabilities).
+    """One learner: a policy (critic "none"), a policy with a value head on its trunk ("shared"), the
+    separate critic itself ("separate": values only, no log-probabilities), or a reward model ("reward": a
+    sequence classifier whose score is the value; see modeling/score_model.py).
 
     model_path: Hugging Face folder or hub name. temperature: of the sampling, for `forward`.
     max_new_tokens: for the aggregation "constant". tokens_per_micro_batch: packed tokens at a time, per rank.
@@ -20,7 +21,7 @@ class LearnerSpec:
     float32. engine: deepspeed shards by zero_stage; torch is plain AdamW, replicated over the ranks.
     num_threads: of PyTorch per rank, None: its default. deadline_seconds: for any one call;
     start_deadline_seconds: for all ranks to be up. persist_below: ZeRO-3 keeps parameters smaller than so
-    many numbers gathered (None: DeepSpeed's default, 100,000).
+    many numbers gathered (None: DeepSpeed's default, 100,000). pad_token_id: of a reward model's config.
     """
 
     model_path: str
@@ -30,7 +31,7 @@ class LearnerSpec:
     total_steps: int = 1
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     dtype: Literal["float32", "bfloat16"] = "float32"
-    critic: Literal["none", "shared", "separate"] = "none"
+    critic: Literal["none", "shared", "separate", "reward"] = "none"
     lora: LoRAConfig | None = None
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
@@ -43,6 +44,7 @@ class LearnerSpec:
     deadline_seconds: float = 1800.0
     start_deadline_seconds: float = 600.0
     persist_below: int | None = None
+    pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
         assert not (self.critic == "separate" and self.lora is not None), "a separate critic has no adapters"

@@ -10,6 +10,7 @@ from torch import nn
 
 from learners.engine import Engine
 from rl_cluster.modeling.policy import CriticModel, PolicyModel, base_model, is_lora
+from rl_cluster.modeling.score_model import ScoreModel
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class WeightMetadata:
     dtype: torch.dtype
 
 
-def named_weights(module: PolicyModel | CriticModel) -> list[tuple[str, nn.Parameter]]:
+def named_weights(module: PolicyModel | CriticModel | ScoreModel) -> list[tuple[str, nn.Parameter]]:
     """What is published and exported, in a fixed order, each tensor once (a tied head is the embedding).
 
     Full training: every parameter of the language model (or of a critic's trunk), without the value head.
-    LoRA: the adapters only, under peft's names.
+    LoRA: the adapters (and a reward model's score) only, under peft's names.
     """
     if isinstance(module, CriticModel):
         return list(module.trunk.named_parameters())
@@ -33,13 +34,13 @@ def named_weights(module: PolicyModel | CriticModel) -> list[tuple[str, nn.Param
         return list(base_model(module.lm).named_parameters())
     adapter = module.lm.active_adapter
     return [
-        (name.replace(f".{adapter}.", "."), parameter)
+        (name.replace(f".{adapter}.", ".").replace(".modules_to_save.", "."), parameter)
         for name, parameter in module.lm.named_parameters()
         if parameter.requires_grad
     ]
 
 
-def weight_metadata(module: PolicyModel | CriticModel, engine: Engine) -> list[WeightMetadata]:
+def weight_metadata(module: PolicyModel | CriticModel | ScoreModel, engine: Engine) -> list[WeightMetadata]:
     """Of named_weights, in the order in which weight_groups yields; gathers nothing."""
     return [
         WeightMetadata(name, engine.shape(parameter), parameter.dtype)
@@ -49,7 +50,7 @@ def weight_metadata(module: PolicyModel | CriticModel, engine: Engine) -> list[W
 
 
 def weight_groups(
-    module: PolicyModel | CriticModel, engine: Engine
+    module: PolicyModel | CriticModel | ScoreModel, engine: Engine
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Embeddings, then each decoder layer, then the rest. Collective: every rank must run through all of it.
 

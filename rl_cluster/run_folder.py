@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.load import dump_config, load_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError, CheckpointError
@@ -33,6 +34,7 @@ class RunFolder:
     model/                 the result, an ordinary Hugging Face folder with its card
     tensorboard/           event files
     ledger.json            the state of every prompt group at the end
+    reference.npz          of a fit: the reference's log-probability of every row
     logs/                  run.log and what the workers wrote
     """
 
@@ -74,6 +76,10 @@ class RunFolder:
         return self.path / "ledger.json"
 
     @property
+    def reference(self) -> Path:
+        return self.path / "reference.npz"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -97,7 +103,10 @@ class RunFolder:
         return rows
 
 
-def resolve_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
+AnyConfig = TypeVar("AnyConfig", RunConfig, FitConfig)
+
+
+def resolve_run_dir(config: AnyConfig, now: datetime | None = None) -> AnyConfig:
     """Fill in run.dir: runs/NAME-DATE-TIME, with -2, -3 … where that is taken."""
     if config.run.dir is not None:
         return config
@@ -111,7 +120,7 @@ def resolve_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig
     return config.model_copy(update={"run": section})
 
 
-def run_dir_of(config: RunConfig) -> Path:
+def run_dir_of(config: RunConfig | FitConfig) -> Path:
     """run.dir as an absolute path, for workers whose working directory is another."""
     assert config.run.dir is not None, "resolve_run_dir first"
     return Path(config.run.dir).expanduser().absolute()
@@ -135,20 +144,46 @@ def check_unused(path: Path) -> None:
         raise BadInputError(f"run.dir = {path}: {parent} is read-only for you. Choose another folder.")
 
 
-def create_run_folder(config: RunConfig) -> RunFolder:
+def create_run_folder(config: RunConfig | FitConfig) -> RunFolder:
     """Make the folder and write config.yaml. Raises BadInputError (read-only, used, no space)."""
     path = run_dir_of(config)
     check_unused(path)
-    folder = RunFolder(path)
+    folder, was_there = RunFolder(path), path.exists()
     try:
         for inner in (folder.path, folder.logs, folder.checkpoints, folder.trajectories):
             inner.mkdir(parents=True, exist_ok=True)
         write_atomically(folder.config, dump_config(config))
     except OSError as error:
+        _clear(path, keep=was_there)
         raise BadInputError(
             f"run.dir = {path}: cannot be written: {error}. Choose another folder."
         ) from error
     return folder
+
+
+@contextlib.contextmanager
+def new_run_folder(config: RunConfig) -> Iterator[RunFolder]:
+    """create_run_folder, for the time of a run. Bad input that is found before the first metrics, such as a
+    malformed row, leaves nothing behind, so that the corrected command can use the same folder."""
+    was_there = run_dir_of(config).exists()
+    folder = create_run_folder(config)
+    try:
+        yield folder
+    except BadInputError:
+        if not (folder.metrics.is_file() and folder.read_metrics()):
+            _clear(folder.path, keep=was_there)
+        raise
+
+
+def _clear(path: Path, keep: bool) -> None:
+    """Remove the folder, or, where the user had made it, only what is in it."""
+    for inner in path.iterdir() if path.is_dir() else ():
+        if inner.is_dir():
+            shutil.rmtree(inner)
+        else:
+            inner.unlink()
+    if path.is_dir() and not keep:
+        path.rmdir()
 
 
 def open_run_folder(path: str | Path) -> RunFolder:
@@ -180,7 +215,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def folder_atomically(target: Path) -> Iterator[Path]:
     """A temporary folder to fill, renamed to `target` at the end; on failure removed, `target` untouched.
 
-    An OSError (a full disk) becomes CheckpointError.
+    An OSError (a full disk) becomes CheckpointError, and one that a worker raises names the target too.
     """
     partial = target.with_name(f".partial-{target.name}")
     try:
@@ -194,7 +229,7 @@ def folder_atomically(target: Path) -> Iterator[Path]:
             shutil.rmtree(target)
         os.replace(partial, target)
         _sync_folder(target.parent)
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"{target} could not be written: {error}. Free space or choose another run.dir; what was written "

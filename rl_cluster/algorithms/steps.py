@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rl_cluster.config.algorithm import PolicyLossConfig
 
@@ -22,7 +22,7 @@ class PolicyStep:
     loss: PolicyLossConfig
     temperature: float
     kl_coef: float = 0.0
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
     importance_cap: float | None = None
     value_coef: float = 0.0
     clip_value: float = 0.2
@@ -44,4 +44,43 @@ class CrossEntropyStep:
     temperature: float = 1.0
 
 
-LossStep = PolicyStep | ValueStep | CrossEntropyStep
+@dataclass(frozen=True)
+class DPOStep:
+    """Pairs (rows 2i and 2i + 1); preference.py has the formulas. temperature: of likelihoods, always 1."""
+
+    beta: float = 0.1
+    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    label_smoothing: float = 0.0
+    reference_free: bool = False
+    temperature: ClassVar[float] = 1.0
+
+
+@dataclass(frozen=True)
+class ORPOStep:
+    """Pairs. coef: λ of the odds-ratio term."""
+
+    coef: float = 0.1
+    temperature: ClassVar[float] = 1.0
+
+
+@dataclass(frozen=True)
+class KTOStep:
+    """Single rows with a label. z0: KL baseline of the whole optimizer step, in nats, at least 0."""
+
+    beta: float = 0.1
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+    z0: float = 0.0
+    temperature: ClassVar[float] = 1.0
+
+
+@dataclass(frozen=True)
+class RewardStep:
+    """Pairs of scores. centre: weight of (r_chosen + r_rejected)²."""
+
+    margin: float = 0.0
+    centre: float = 0.0
+    temperature: ClassVar[float] = 1.0
+
+
+LossStep = PolicyStep | ValueStep | CrossEntropyStep | DPOStep | ORPOStep | KTOStep | RewardStep

@@ -8,6 +8,12 @@ from typing import Any
 
 from rl_cluster.algorithms.inputs import LossInputs, LossResult
 from rl_cluster.algorithms.objectives import cross_entropy_objective, policy_objective, value_objective
+from rl_cluster.algorithms.preference_objectives import (
+    dpo_objective,
+    kto_objective,
+    orpo_objective,
+    reward_objective,
+)
 from rl_cluster.algorithms.rules import (
     AdvantageInputs,
     AdvantageOutputs,
@@ -16,7 +22,16 @@ from rl_cluster.algorithms.rules import (
     reinforce_advantages,
     rloo_advantages,
 )
-from rl_cluster.algorithms.steps import CrossEntropyStep, LossStep, PolicyStep, ValueStep
+from rl_cluster.algorithms.steps import (
+    CrossEntropyStep,
+    DPOStep,
+    KTOStep,
+    LossStep,
+    ORPOStep,
+    PolicyStep,
+    RewardStep,
+    ValueStep,
+)
 from rl_cluster.config.algorithm import GRPO, PPO, RLOO, AlgorithmConfig, CriticConfig, Reinforce, critic_of
 
 __all__ = [
@@ -26,8 +41,12 @@ __all__ = [
     "AdvantageOutputs",
     "AdvantageRule",
     "CrossEntropyStep",
+    "DPOStep",
+    "KTOStep",
     "LossStep",
+    "ORPOStep",
     "PolicyStep",
+    "RewardStep",
     "ValueStep",
     "compute_advantages",
     "compute_loss",
@@ -58,6 +77,10 @@ LOSSES: dict[type, Callable[[Any, LossInputs], LossResult]] = {
     PolicyStep: policy_objective,
     ValueStep: value_objective,
     CrossEntropyStep: cross_entropy_objective,
+    DPOStep: dpo_objective,
+    ORPOStep: orpo_objective,
+    KTOStep: kto_objective,
+    RewardStep: reward_objective,
 }
 
 

@@ -8,6 +8,8 @@ from learners.group import LearnerGroup
 from learners.spec import LearnerSpec
 from learners.start import start_local_learner, start_ray_learner
 from rl_cluster.algorithms.table import critic_of
+from rl_cluster.config.fit import FitConfig
+from rl_cluster.config.fit_plan import FitPlan
 from rl_cluster.config.placement import Role
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import OptimizerConfig, RunConfig
@@ -62,7 +64,9 @@ def critic_spec(config: RunConfig, plan: Plan, model_path: str) -> LearnerSpec:
     return learner_spec(config, plan, critic.model or model_path, critic="separate", optimizer=optimizer)
 
 
-async def start_learner(config: RunConfig, plan: Plan, spec: LearnerSpec, name: str) -> LearnerGroup:
+async def start_learner(
+    config: RunConfig | FitConfig, plan: Plan | FitPlan, spec: LearnerSpec, name: str
+) -> LearnerGroup:
     """On the backend of the run; on Ray one rank per planned worker, with what it may claim."""
     if config.cluster.backend == "local":
         return start_local_learner(spec, f"{name}-0")

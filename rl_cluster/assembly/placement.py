@@ -7,6 +7,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rl_cluster.config.fit_plan import FitPlan
 from rl_cluster.config.placement import WorkerPlan
 from rl_cluster.config.plan import Plan
 from rl_cluster.errors import BadInputError
@@ -15,7 +16,7 @@ from rl_cluster.errors import BadInputError
 class Nodes:
     """The cluster's living nodes, this one first. Raises BadInputError if the plan has more."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan | FitPlan) -> None:
         here = ray.get_runtime_context().get_node_id()
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         self._ids = [here, *sorted(node for node in alive if node != here)]

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 import ray
 
+from rl_cluster.config.fit_plan import FitPlan
 from rl_cluster.config.plan import Plan
 from rl_cluster.errors import BadInputError
 
 
 @contextmanager
-def ray_session(plan: Plan) -> Iterator[None]:
+def ray_session(plan: Plan | FitPlan) -> Iterator[None]:
     """Inside, Ray is up. A local one gets the plan's cores and GPUs; a cluster of RAY_ADDRESS has its own.
 
     A Ray that the caller has already started is used and left as it is. Raises BadInputError when

@@ -11,6 +11,8 @@ from typing import Any
 from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import open_run
 from rl_cluster.assembly.warm_start import imitate, scratch_folder
+from rl_cluster.config.fit import FitConfig
+from rl_cluster.config.fit_plan import FitPlan
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.demonstrations import demonstrations
@@ -49,7 +51,7 @@ def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
         return asyncio.run(_train(config, plan, folder, model_path, tokenizer, prompts, observer, state))
 
 
-def worker_session(config: RunConfig, plan: Plan) -> AbstractContextManager[None]:
+def worker_session(config: RunConfig | FitConfig, plan: Plan | FitPlan) -> AbstractContextManager[None]:
     """What the run's workers live in: a Ray cluster, or for the local backend nothing."""
     if config.cluster.backend == "local":
         return nullcontext()

@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_cluster.assembly.learner import learner_spec, start_learner
 from rl_cluster.batch import TokenBatch
+from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import OptimizerConfig, RunConfig, SupervisedConfig
 from rl_cluster.data.demonstrations import demonstrations
@@ -23,7 +24,7 @@ REPORT_EVERY = 50
 """Steps between lines on the console."""
 
 
-def scratch_folder(config: RunConfig, folder: RunFolder) -> Path:
+def scratch_folder(config: RunConfig | FitConfig, folder: RunFolder) -> Path:
     """The made model, before any training; made on the first call."""
     assert config.model.scratch is not None
     target = folder.path / "start" / "scratch"

@@ -1,23 +1,31 @@
-"""A YAML file and `key.path=value` overrides in, a RunConfig out; and the RunConfig back to YAML."""
+"""A YAML file and `key.path=value` overrides in, a RunConfig (or FitConfig) out; and back to YAML."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
+from rl_cluster.config.base import Config
 from rl_cluster.config.explain import explain
 from rl_cluster.config.problems import nearest, refuse
 from rl_cluster.config.run import RunConfig
 from rl_cluster.config.yaml_text import parse_yaml
 from rl_cluster.errors import BadInputError
 
+C = TypeVar("C", bound=Config)
+
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The recipe of a run; see load_as."""
+    return load_as(RunConfig, path, overrides)
+
+
+def load_as(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
     """Read a recipe, apply the overrides in order, and check every field.
 
     overrides: `key.path=value`, the value in YAML (`batch.prompts_per_step=4`, `model.lora={rank: 8}`,
@@ -31,24 +39,29 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise BadInputError(f"{path}: a configuration is a mapping of sections, not {type(data).__name__}.")
     for override in overrides:
         data = apply_override(data, override)
-    return parse_config(data, source=str(path))
+    return parse_as(kind, data, source=str(path))
 
 
 def parse_config(data: dict[str, Any], source: str = "") -> RunConfig:
+    """The configuration of a run; see parse_as."""
+    return parse_as(RunConfig, data, source)
+
+
+def parse_as(kind: type[C], data: dict[str, Any], source: str = "") -> C:
     """Check plain data (as YAML gives it). Lists stand for tuples, whole numbers for floats."""
     try:
         text = json.dumps(data)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInputError(f"{source or 'configuration'}: {error}.") from None
     try:
-        return RunConfig.model_validate_json(text)
+        return kind.model_validate_json(text)
     except ValidationError as error:
-        refuse(explain(error, RunConfig), source)
+        refuse(explain(error, kind), source)
         raise AssertionError("pydantic reported an error without entries") from error
 
 
-def dump_config(config: RunConfig) -> str:
-    """YAML with every default filled in; load_config reads it back to an equal RunConfig."""
+def dump_config(config: Config) -> str:
+    """YAML with every default filled in; load_as reads it back to an equal configuration."""
     data = config.model_dump(mode="json", by_alias=True)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
 

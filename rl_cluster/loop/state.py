@@ -6,7 +6,7 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from rl_cluster.errors import CheckpointError
 from rl_cluster.protocols import Learner
@@ -39,6 +39,18 @@ class LoopState:
             raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
 
 
+class Snapshot(Protocol):
+    """The state of a loop as Checkpointer needs it; a dataclass of plain values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def scores(self) -> dict[str, float]: ...
+
+
 class Checkpointer:
     """Writes to a temporary name, renames, then deletes what the retention rule no longer keeps."""
 
@@ -47,7 +59,7 @@ class Checkpointer:
         self._keep_last = keep_last
         self._keep_best = keep_best
 
-    async def save(self, state: LoopState, learner: Learner, critic: Learner | None) -> Path:
+    async def save(self, state: Snapshot, learner: Learner, critic: Learner | None) -> Path:
         """Raises CheckpointError (for example on a full disk); earlier checkpoints are untouched then."""
         target = self._folder / f"step-{state.step}"
         with folder_atomically(target) as partial:
@@ -58,7 +70,7 @@ class Checkpointer:
         self._forget(state)
         return target
 
-    def _forget(self, state: LoopState) -> None:
+    def _forget(self, state: Snapshot) -> None:
         steps = sorted(checkpoint_steps(self._folder))
         kept = set(steps[-self._keep_last :])
         if self._keep_best:

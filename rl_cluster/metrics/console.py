@@ -26,6 +26,10 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("gen tok/s", "perf/generated_tokens_per_second", "{:,.0f}"),
     ("s/step", "perf/step_seconds", "{:.2f}"),
     ("held-out", "eval/score_mean", "{:.3f}"),
+    ("loss", "train/loss", "{:.4f}"),
+    ("accuracy", "train/accuracy", "{:.3f}"),
+    ("held-out loss", "eval/loss", "{:.4f}"),
+    ("held-out accuracy", "eval/accuracy", "{:.3f}"),
 )
 
 

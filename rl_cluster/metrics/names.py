@@ -56,9 +56,39 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("rewards/NAME", "", "the scorer's mean value over the batch, before its weight"),
     Metric("rewards/NAME/PART", "", "a component that the scorer returned in a dict"),
     Metric("eval/score_mean", "", "score on the held-out prompts, before shaping"),
-    Metric("eval/accuracy", "", "share of held-out samples with a score of at least eval.success_threshold"),
+    Metric(
+        "eval/accuracy",
+        "",
+        "share of held-out samples with a score of at least eval.success_threshold; fit: as train/accuracy",
+    ),
     Metric("eval/mean_length", "tokens", "drawn tokens per held-out response"),
     Metric("eval/pass@K", "", "unbiased estimate that at least one of K samples is correct"),
+    Metric("epoch", "epochs", "fit: passes over the data so far"),
+    Metric(
+        "train/loss", "", "fit: loss before the update, mean over the step's examples (sft: tokens, nats)"
+    ),
+    Metric(
+        "train/accuracy",
+        "",
+        "fit: share of pairs whose chosen side has the higher reward (kto: of rows "
+        "whose reward is on their label's side of the baseline)",
+    ),
+    Metric("train/margin", "", "fit: mean chosen reward minus mean rejected reward"),
+    Metric("train/chosen_rewards", "", "fit: β log π/reference (reward models: score) of chosen responses"),
+    Metric("train/rejected_rewards", "", "fit: the same of rejected responses"),
+    Metric("train/chosen_logps", "nats", "fit: log-probability of a chosen response, mean"),
+    Metric("train/rejected_logps", "nats", "fit: the same of rejected responses"),
+    Metric("train/nll", "nats", "orpo: −log π per token of chosen responses"),
+    Metric("train/odds_ratio_loss", "", "orpo: the odds-ratio term before λ"),
+    Metric("train/kl_baseline", "nats", "kto: z0, log π/reference of mismatched completions, at least 0"),
+    Metric("eval/loss", "", "fit: as train/loss, on the held-out rows"),
+    Metric("eval/margin", "", "fit: as train/margin, on the held-out rows"),
+    Metric("eval/chosen_rewards", "", "fit: as train/chosen_rewards, on the held-out rows"),
+    Metric("eval/rejected_rewards", "", "fit: as train/rejected_rewards, on the held-out rows"),
+    Metric("eval/chosen_logps", "nats", "fit: as train/chosen_logps, on the held-out rows"),
+    Metric("eval/rejected_logps", "nats", "fit: as train/rejected_logps, on the held-out rows"),
+    Metric("eval/nll", "nats", "orpo: as train/nll, on the held-out rows"),
+    Metric("eval/odds_ratio_loss", "", "orpo: as train/odds_ratio_loss, on the held-out rows"),
     Metric("optim/grad_norm", "", "L2 norm of the gradient before clipping, of the last update"),
     Metric(
         "optim/skipped_updates", "updates", "updates of the step left out because a gradient was not finite"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.run import RunConfig
 from rl_cluster.metrics.console import AnyConsole, open_console
 from rl_cluster.metrics.sink import Sink, open_sinks
@@ -51,8 +52,13 @@ class RunObserver:
         self.close()
 
 
-def open_observer(config: RunConfig, folder: RunFolder, last_step: int | None = None) -> RunObserver:
-    """last_step: the step of the checkpoint that a resumed run starts from; None for a new run."""
-    return RunObserver(
-        open_sinks(config, folder, last_step), open_console(config.log.progress, config.run.steps)
-    )
+def open_observer(
+    config: RunConfig | FitConfig,
+    folder: RunFolder,
+    last_step: int | None = None,
+    num_steps: int | None = None,
+) -> RunObserver:
+    """last_step: the step of the checkpoint that a resumed run starts from; None for a new run.
+    num_steps: where the configuration does not say (a fit over epochs)."""
+    steps = num_steps or config.run.steps or 0
+    return RunObserver(open_sinks(config, folder, last_step), open_console(config.log.progress, steps))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.run import RunConfig
 from rl_cluster.protocols import SampleRow
 from rl_cluster.run_folder import RunFolder
@@ -129,7 +130,7 @@ def _cell(text: str) -> str:
 class WeightsAndBiases:
     """The optional package wandb; config/check.py has made sure that it is installed."""
 
-    def __init__(self, project: str, config: RunConfig) -> None:
+    def __init__(self, project: str, config: RunConfig | FitConfig) -> None:
         import wandb
 
         self._wandb = wandb
@@ -149,7 +150,9 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def open_sinks(config: RunConfig, folder: RunFolder, last_step: int | None = None) -> tuple[Sink, ...]:
+def open_sinks(
+    config: RunConfig | FitConfig, folder: RunFolder, last_step: int | None = None
+) -> tuple[Sink, ...]:
     """What the configuration asks for. last_step: of the checkpoint that a resumed run starts from."""
     sinks: list[Sink] = [JsonLines(folder, last_step)]
     if config.log.tensorboard:

@@ -37,7 +37,7 @@ def load_policy(
     seed: of the value head and the adapters, so that every rank makes the same. A value head saved beside
     the model is loaded. Raises BadInputError when there is no usable model at path.
     """
-    lm = _pretrained(AutoModelForCausalLM, path, dtype, trust_remote_code)
+    lm = pretrained(AutoModelForCausalLM, path, dtype, trust_remote_code)
     _check_logits(lm, path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -46,7 +46,7 @@ def load_policy(
     if policy.value_head is not None:
         _load_value_head(policy.value_head, path)
     if gradient_checkpointing:
-        _enable_checkpointing(lm)
+        enable_checkpointing(lm)
     return policy
 
 
@@ -59,13 +59,13 @@ def load_critic(
     seed: int = 0,
 ) -> CriticModel:
     """A separate critic whose trunk starts from the model at `path` (its other heads are ignored)."""
-    trunk = _pretrained(AutoModel, path, dtype, trust_remote_code)
+    trunk = pretrained(AutoModel, path, dtype, trust_remote_code)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         critic = CriticModel(trunk)
     _load_value_head(critic.value_head, path)
     if gradient_checkpointing:
-        _enable_checkpointing(trunk)
+        enable_checkpointing(trunk)
     return critic
 
 
@@ -81,7 +81,7 @@ def check_model_path(path: str) -> None:
         raise BadInputError(f"model.path: {path!r} holds no config.json; give a Hugging Face model folder")
 
 
-def _pretrained(factory: Any, path: str, dtype: DtypeName, trust_remote_code: bool) -> PreTrainedModel:
+def pretrained(factory: Any, path: str, dtype: DtypeName, trust_remote_code: bool) -> PreTrainedModel:
     check_model_path(path)
     try:
         return factory.from_pretrained(
@@ -136,5 +136,5 @@ def _load_value_head(head: ValueHead, path: str) -> None:
         head.load_state_dict(load_file(file))
 
 
-def _enable_checkpointing(model: PreTrainedModel) -> None:
+def enable_checkpointing(model: PreTrainedModel) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -14,7 +14,6 @@ from rl_cluster.config.problems import Problem
 from rl_cluster.config.run import ModelConfig, RunConfig
 
 
-
 class HasModel(Protocol):
     """A RunConfig or a FitConfig."""
 
@@ -40,6 +39,8 @@ def exactly_one_model(config: HasModel, machine: Machine) -> Iterator[Problem]:
 def model_folder_exists(config: HasModel, machine: Machine) -> Iterator[Problem]:
     if config.model.path is not None:
         yield from folder_problems("model.path", config.model.path)
+    if config.model.reference_path is not None:
+        yield from folder_problems("model.reference_path", config.model.reference_path)
 
 
 def folder_problems(field: str, path: str) -> Iterator[Problem]:

@@ -1,0 +1,243 @@
+"""Training on fixed data from its configuration to its exported model, on Ray or in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learners.group import LearnerGroup
+from learners.spec import LearnerSpec
+from rl_cluster.algorithms.fit_table import compares_with_reference, reference_model
+from rl_cluster.assembly.learner import start_learner
+from rl_cluster.assembly.train import load_tokenizer, quieten_libraries, worker_session
+from rl_cluster.assembly.warm_start import scratch_folder
+from rl_cluster.config.fit import FitConfig, RewardObjective
+from rl_cluster.config.fit_check import check_fit_config
+from rl_cluster.config.fit_plan import FitPlan, make_fit_plan
+from rl_cluster.config.load import load_as
+from rl_cluster.config.machine import find_machine
+from rl_cluster.data.encode import special_tokens
+from rl_cluster.data.pairs import FitRows, FitSets, GivenRows, load_fit_data
+from rl_cluster.errors import CheckpointError
+from rl_cluster.fit_card import write_fit_card
+from rl_cluster.loop.fit import FitLoop, FitState, total_steps, warmup_steps
+from rl_cluster.loop.fit_pass import attach, attached, with_reference
+from rl_cluster.loop.fit_report import Metrics
+from rl_cluster.loop.hooks import Hooks
+from rl_cluster.loop.state import newest_checkpoint
+from rl_cluster.metrics.observer import RunObserver, open_observer
+from rl_cluster.modeling.score_model import merge_adapter
+from rl_cluster.run_folder import (
+    RunFolder,
+    create_run_folder,
+    folder_atomically,
+    open_run_folder,
+    resolve_run_dir,
+    run_dir_of,
+    write_atomically,
+)
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """metrics: as in metrics.jsonl, one dict per step. last: the last evaluation. folder: the run's.
+    model: the exported Hugging Face folder (under LoRA a peft adapter, of reward models merged)."""
+
+    metrics: list[dict[str, Any]]
+    last: Metrics
+    folder: Path
+    model: Path
+
+
+def fit(
+    config: FitConfig,
+    *,
+    resume: str | Path | None = None,
+    hooks: Sequence[Hooks] = (),
+    tokenizer: Any = None,
+    rows: GivenRows | None = None,
+    eval_rows: GivenRows | None = None,
+) -> FitResult:
+    """Train to the last step and export.
+
+    resume: a run folder, to go on from its newest checkpoint (CheckpointError if there is none).
+    tokenizer: instead of the model's own. rows, eval_rows: the data, where data.source is given.
+    Everything that can be wrong raises BadInputError before a worker starts or a folder is made.
+    """
+    if resume is not None:
+        section = config.run.model_copy(update={"dir": str(open_run_folder(resume).path)})
+        config = config.model_copy(update={"run": section})
+    machine = find_machine(config.cluster)
+    check_fit_config(config, machine)
+    plan = make_fit_plan(config, machine)
+    quieten_libraries(plan.device)
+    tokenizer = tokenizer or _tokenizer(config)
+    sets = load_fit_data(config.data, config.objective, tokenizer, plan.max_length, rows, eval_rows)
+    state = None
+    if resume is None:
+        config = resolve_run_dir(config)
+        folder = create_run_folder(config)
+    else:
+        folder = RunFolder(run_dir_of(config))
+        state = FitState.read(newest_checkpoint(folder.checkpoints))
+    steps = total_steps(config, sets.train.num_examples)
+    with (
+        open_observer(config, folder, None if state is None else state.step, steps) as observer,
+        worker_session(config, plan),
+    ):
+        if sets.skipped:
+            observer.note(f"{len(sets.skipped)} bad rows left out; the first: {sets.skipped[0]}")
+        run = _Run(config, plan, folder, tokenizer, observer)
+        last = asyncio.run(run.fit(sets, state, hooks))
+    return FitResult(folder.read_metrics(), last, folder.path, folder.model)
+
+
+def load_fit_config(path: str | Path, overrides: Sequence[str] = ()) -> FitConfig:
+    """A recipe of a fit, as load_as."""
+    return load_as(FitConfig, path, overrides)
+
+
+def _tokenizer(config: FitConfig) -> Any:
+    """The model's own; a scratch model's is made without its folder."""
+    if config.model.scratch is None:
+        assert config.model.path is not None
+        return load_tokenizer(config.model.path, config.model.trust_remote_code)
+    from rl_cluster.modeling.scratch import build_tokenizer
+
+    return build_tokenizer(config.model.scratch.alphabet, config.model.scratch.max_positions)
+
+
+@dataclass(frozen=True)
+class _Run:
+    config: FitConfig
+    plan: FitPlan
+    folder: RunFolder
+    tokenizer: Any
+    observer: RunObserver
+
+    @property
+    def model_path(self) -> str:
+        return self.config.model.path or str(scratch_folder(self.config, self.folder))
+
+    async def fit(self, sets: FitSets, state: FitState | None, hooks: Sequence[Hooks]) -> Metrics:
+        own_reference = reference_model(self.config.objective)
+        if compares_with_reference(self.config.objective) and own_reference is not None:
+            spec = replace(self._spec(1), model_path=own_reference, lora=None)
+            sets = await self._with_reference(sets, spec, None)
+        self.observer.phase("starting the learner")
+        spec = self._spec(total_steps(self.config, sets.train.num_examples))
+        learner = await start_learner(self.config, self.plan, spec, "learner")
+        try:
+            if compares_with_reference(self.config.objective) and own_reference is None:
+                sets = await self._with_reference(sets, spec, learner)
+            if state is not None:
+                await learner.load(newest_checkpoint(self.folder.checkpoints) / "learner")
+            loop = FitLoop(self.config, learner, sets, self.observer, self.folder.path, state, hooks)
+            last = await loop.run()
+            self.observer.phase("exporting")
+            await self._export(learner)
+        finally:
+            learner.close()
+        self.observer.note(f"run folder: {self.folder.path}\nmodel:      {self.folder.model}")
+        return last
+
+    def _spec(self, steps: int) -> LearnerSpec:
+        config = self.config
+        optimizer = config.optimizer.model_copy(update={"warmup_steps": warmup_steps(config, steps)})
+        return LearnerSpec(
+            model_path=self.model_path,
+            tokens_per_micro_batch=config.batch.tokens_per_micro_batch,
+            total_steps=steps,
+            optimizer=optimizer,
+            dtype=config.model.dtype,
+            critic="reward" if isinstance(config.objective, RewardObjective) else "none",
+            lora=config.model.lora,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            trust_remote_code=config.model.trust_remote_code,
+            engine="torch" if config.cluster.backend == "local" else "deepspeed",
+            zero_stage=config.learner.zero_stage,
+            offload_optimizer=config.learner.offload_optimizer,
+            device=self.plan.device,
+            num_threads=self.plan.workers[0].threads,
+            seed=config.run.seed,
+            deadline_seconds=config.learner.deadline_seconds,
+            start_deadline_seconds=config.cluster.start_deadline_seconds,
+            pad_token_id=special_tokens(self.tokenizer).pad,
+        )
+
+    async def _with_reference(
+        self, sets: FitSets, spec: LearnerSpec, learner: LearnerGroup | None
+    ) -> FitSets:
+        """From the run folder, or computed at the weights of `spec`; learner None: by one of its own."""
+        key = json.dumps([spec.model_path, sets.train.fingerprint, _fingerprint(sets.evaluation)])
+        if self.folder.reference.is_file():
+            return _read_reference(self.folder.reference, key, sets)
+        self.observer.phase("reference log-probabilities")
+        worker = learner or await start_learner(self.config, self.plan, spec, "reference")
+        try:
+            train = await with_reference(worker, sets.train)
+            evaluation = None if sets.evaluation is None else await with_reference(worker, sets.evaluation)
+        finally:
+            if learner is None:
+                worker.close()
+        found = replace(sets, train=train, evaluation=evaluation)
+        _write_reference(self.folder.reference, key, found)
+        return found
+
+    async def _export(self, learner: LearnerGroup) -> None:
+        adapter = self.folder.path / "adapter"
+        merges = isinstance(self.config.objective, RewardObjective) and self.config.model.lora is not None
+        with folder_atomically(adapter if merges else self.folder.model) as partial:
+            await learner.export(partial)
+            self.tokenizer.save_pretrained(partial)
+        if merges:
+            with folder_atomically(self.folder.model) as partial:
+                pad = special_tokens(self.tokenizer).pad
+                merge_adapter(self.model_path, adapter, partial, pad, self.config.model.trust_remote_code)
+                self.tokenizer.save_pretrained(partial)
+        write_fit_card(self.config, self.folder)
+
+
+def _fingerprint(rows: FitRows | None) -> str | None:
+    return None if rows is None else rows.fingerprint
+
+
+def _write_reference(path: Path, key: str, sets: FitSets) -> None:
+    columns: dict[str, np.ndarray] = {"key": np.array(key)}
+    for name, rows in (("train", sets.train), ("eval", sets.evaluation)):
+        if rows is not None:
+            own, other = attached(rows)
+            columns[name] = own
+            if other is not None:
+                columns[f"{name}_mismatched"] = other
+    buffer = BytesIO()
+    np.savez(buffer, **columns)  # type: ignore[arg-type]
+    write_atomically(path, buffer.getvalue())
+
+
+def _read_reference(path: Path, key: str, sets: FitSets) -> FitSets:
+    """Raises CheckpointError for a damaged file or one of other data or another model."""
+    try:
+        columns = dict(np.load(path))
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if str(columns["key"]) != key:
+        raise CheckpointError(
+            f"{path} was computed for other rows or another model; resume with the data, tokenizer and "
+            "model of the first start"
+        )
+
+    def attach_to(rows: FitRows | None, name: str) -> FitRows | None:
+        return None if rows is None else attach(rows, columns[name], columns.get(f"{name}_mismatched"))
+
+    train = attach_to(sets.train, "train")
+    assert train is not None
+    return replace(sets, train=train, evaluation=attach_to(sets.evaluation, "eval"))
