@@ -41,8 +41,13 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "learner.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    """Raises CheckpointError if the file cannot be written."""
+    file = folder / "learner.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(manifest, indent=1) + "\n")
+    except OSError as error:
+        raise CheckpointError(f"learner state: cannot write {file}: {error}") from error
 
 
 def check_manifest(folder: Path, expected: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.run_folder import (
     RunFolder,
     check_unused,
-    create_run_folder,
+    new_run_folder,
     open_run_folder,
     resolve_run_dir,
     run_dir_of,
@@ -43,16 +44,17 @@ def train_command(config: str | None, overrides: Sequence[str], dry_run: bool, r
         return
     from rl_cluster.assembly.train import train
 
-    folder = folder or create_run_folder(resolved)
-    try:
-        train(resolved, plan, resume=folder.path if resume is not None else None)
-    except BadInputError:
-        raise
-    except KeyboardInterrupt:
-        print(f"interrupted; with checkpoints (checkpoint.every) it goes on by: train --resume {folder.path}")
-        raise
-    except Exception as error:
-        raise log_failure(folder.log, error) from error
+    with nullcontext(folder) if folder is not None else new_run_folder(resolved) as used:
+        try:
+            train(resolved, plan, resume=None if folder is None else used.path)
+        except BadInputError:
+            raise
+        except KeyboardInterrupt:
+            again = f"train --resume {used.path}"
+            print(f"interrupted; with checkpoints (checkpoint.every) it goes on by: {again}")
+            raise
+        except Exception as error:
+            raise log_failure(used.log, error) from error
 
 
 def _resumed(config: str | None, overrides: Sequence[str], resume: Path) -> tuple[RunConfig, RunFolder]:

@@ -62,10 +62,14 @@ class LoggedFailure(Exception):  # noqa: N818 — the failure is the one it wrap
         self.log_path = log_path
 
 
-def log_failure(log: Path, error: BaseException) -> LoggedFailure:
-    """Append the traceback to the run's log."""
-    with open(log, "a", encoding="utf-8") as file:
-        file.write("".join(traceback.format_exception(error)))
+def log_failure(log: Path, error: Exception) -> Exception:
+    """Append the traceback to the run's log; the error itself where that is impossible (a full disk)."""
+    try:
+        with open(log, "a", encoding="utf-8") as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError as problem:
+        _say("no log", f"{log} cannot be written: {problem}")
+        return error
     return LoggedFailure(log)
 
 

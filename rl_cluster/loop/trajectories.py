@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from rl_cluster.batch import TOKEN_COLUMNS, TokenBatch
+from rl_cluster.errors import CheckpointError
 from rl_cluster.trajectory import TrajectoryGroup
 
 
 def write_trajectories(
     path: str, scores: np.ndarray, batch: TokenBatch, *groups: TrajectoryGroup
 ) -> tuple[int, None]:
-    """One row per sample; returns their number. scores: float64 [N], shaped. Complete or absent."""
+    """One row per sample; returns their number. scores: float64 [N], shaped. Complete or absent.
+
+    Raises CheckpointError on a full disk.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -38,8 +42,14 @@ def write_trajectories(
         if column is not None:
             columns[name] = [column[piece] for piece in pieces]
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
-    pyarrow.parquet.write_table(pyarrow.table(columns), partial, compression="zstd")
-    os.rename(partial, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.table(columns), partial, compression="zstd")
+        os.rename(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{target} could not be written: {error}. Free space, or set log.trajectories=false."
+        ) from error
     return len(samples), None

@@ -116,8 +116,11 @@ def scorer_names(configs: Sequence[ScorerConfig]) -> tuple[str, ...]:
 
 
 def check_metadata(configs: Sequence[ScorerConfig], prompts: Sequence[Prompt]) -> None:
-    """BadInputError, before anything starts, if a prompt lacks what a built-in scorer compares with."""
+    """BadInputError, before anything starts, if a function cannot be had, or a prompt lacks what a built-in
+    scorer compares with."""
     for config in configs:
+        if isinstance(config, FunctionScorer):
+            load_function(config.function)
         needed = _needed_columns(config)
         for prompt in prompts:
             missing = [key for key in needed if prompt.metadata.get(key) is None]
