@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.load import dump_config, load_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError, CheckpointError
@@ -33,6 +34,7 @@ class RunFolder:
     model/                 the result, an ordinary Hugging Face folder with its card
     tensorboard/           event files
     ledger.json            the state of every prompt group at the end
+    reference.npz          of a fit: the reference's log-probability of every row
     logs/                  run.log and what the workers wrote
     """
 
@@ -74,6 +76,10 @@ class RunFolder:
         return self.path / "ledger.json"
 
     @property
+    def reference(self) -> Path:
+        return self.path / "reference.npz"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -97,7 +103,10 @@ class RunFolder:
         return rows
 
 
-def resolve_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
+AnyConfig = TypeVar("AnyConfig", RunConfig, FitConfig)
+
+
+def resolve_run_dir(config: AnyConfig, now: datetime | None = None) -> AnyConfig:
     """Fill in run.dir: runs/NAME-DATE-TIME, with -2, -3 … where that is taken."""
     if config.run.dir is not None:
         return config
@@ -111,7 +120,7 @@ def resolve_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig
     return config.model_copy(update={"run": section})
 
 
-def run_dir_of(config: RunConfig) -> Path:
+def run_dir_of(config: RunConfig | FitConfig) -> Path:
     """run.dir as an absolute path, for workers whose working directory is another."""
     assert config.run.dir is not None, "resolve_run_dir first"
     return Path(config.run.dir).expanduser().absolute()
@@ -135,7 +144,7 @@ def check_unused(path: Path) -> None:
         raise BadInputError(f"run.dir = {path}: {parent} is read-only for you. Choose another folder.")
 
 
-def create_run_folder(config: RunConfig) -> RunFolder:
+def create_run_folder(config: RunConfig | FitConfig) -> RunFolder:
     """Make the folder and write config.yaml. Raises BadInputError (read-only, used, no space)."""
     path = run_dir_of(config)
     check_unused(path)
