@@ -1,4 +1,4 @@
-"""`train` on input that is bad in ways only the run itself can see: one message, exit code 2, nothing left."""
+"""`train` on input that is bad in ways only the run can see: one message, exit code 2, nothing left."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ class Rig:
     def __init__(self, config: RunConfig, folder: Path, **options: Any) -> None:
         self.workers = options.get("workers") or [FakeRolloutWorker()]
         self.scorer = options.get("scorer") or CountingScorer()
-        self.learner, self.observer = FakeLearner(), RecordingObserver()
+        self.learner = options.get("learner") or FakeLearner()
+        self.observer = RecordingObserver()
         reference = FakeReference() if config.algorithm.kl.coef > 0 else None
         pool = RolloutPool(self.workers, 60.0)
         scoring = Scoring([self.scorer], FailurePolicy.from_config(config.rewards))
