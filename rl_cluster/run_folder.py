@@ -162,7 +162,7 @@ def create_run_folder(config: RunConfig | FitConfig) -> RunFolder:
 
 
 @contextlib.contextmanager
-def new_run_folder(config: RunConfig) -> Iterator[RunFolder]:
+def new_run_folder(config: RunConfig | FitConfig) -> Iterator[RunFolder]:
     """create_run_folder, for the time of a run. Bad input that is found before the first metrics, such as a
     malformed row, leaves nothing behind, so that the corrected command can use the same folder."""
     was_there = run_dir_of(config).exists()
