@@ -44,19 +44,19 @@ def check_chat_template(tokenizer: Any) -> None:
         )
 
 
-def encode_prompt(tokenizer: Any, prompt: Any) -> tuple[str, np.ndarray]:
+def encode_prompt(tokenizer: Any, prompt: Any, tools: Sequence[Any] | None = None) -> tuple[str, np.ndarray]:
     """(text, int32 [P]): what a reader and what the engine sees of a string, a list of {role, content}, or
     a list of token ids (taken as they are).
 
-    Chat messages go through the tokenizer's own template, with the opening of the answer. Raises
-    UnusablePromptError, whose message is for the user.
+    Chat messages go through the tokenizer's own template, with the opening of the answer; tools: JSON schemas
+    that the template is told of. Raises UnusablePromptError, whose message is for the user.
     """
     if isinstance(prompt, str):
         text, ids = prompt, encode_text(tokenizer, _checked_text(prompt, "the prompt"))
     elif isinstance(prompt, list) and prompt and all(type(entry) is int for entry in prompt):
         return _decoded(tokenizer, prompt)
     elif isinstance(prompt, list):
-        text = _render(tokenizer, prompt)
+        text = _render(tokenizer, prompt, tools)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     else:
         raise UnusablePromptError(
@@ -113,7 +113,7 @@ def _checked_text(text: Any, what: str) -> str:
     return text
 
 
-def _render(tokenizer: Any, messages: Sequence[Any]) -> str:
+def _render(tokenizer: Any, messages: Sequence[Any], tools: Sequence[Any] | None) -> str:
     if not messages:
         raise UnusablePromptError("the list of chat messages is empty")
     for number, message in enumerate(messages, start=1):
@@ -124,7 +124,9 @@ def _render(tokenizer: Any, messages: Sequence[Any]) -> str:
         raise UnusablePromptError("the last message is the assistant's: there is nothing left to answer")
     # A template may refuse messages in any way it likes (jinja2 raises TemplateError, TypeError, …).
     try:
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            list(messages), tools=tools or None, tokenize=False, add_generation_prompt=True
+        )
     except Exception as error:
         raise UnusablePromptError(f"the chat template refuses the messages: {error}") from error
     return str(text)

@@ -67,8 +67,9 @@ def _tokenise(raw: RawRows, tokenizer: Any, max_prompt_tokens: int) -> tuple[lis
     prompts: list[Prompt] = []
     bad = list(raw.bad)
     for row in raw.rows:
+        tools = row.metadata.get("tools")
         try:
-            text, tokens = encode_prompt(tokenizer, row.prompt)
+            text, tokens = encode_prompt(tokenizer, row.prompt, tools if isinstance(tools, list) else None)
         except UnusablePromptError as error:
             bad.append(BadRow(row.place, str(error)))
             continue

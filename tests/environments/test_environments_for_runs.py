@@ -1,12 +1,16 @@
 """Environments as a run takes them: rows, factories, starts by the run's prompt, cases with their scorer."""
 
 import asyncio
+import copy
+import json
 
 import numpy as np
 import pytest
 import torch
 
+from rl_cluster.config.data import DataConfig, FileSource
 from rl_cluster.config.environment import EnvironmentConfig
+from rl_cluster.data.load import load_prompts
 from rl_cluster.environments import MultiObjectiveRewardEnv, RLEnvironment, TextGenerationEnv
 from rl_cluster.environments.for_runs import (
     ConfiguredFactory,
@@ -227,3 +231,16 @@ def test_a_score_that_is_no_number_and_a_tool_that_is_none_are_refused(tokenizer
     env.get_tools = lambda: [lambda x: x]
     with pytest.raises(BadInputError, match="get_tools: no schema"):
         case_run(env, tokenizer)
+
+
+def test_the_tools_of_a_case_reach_the_chat_template(tokenizer, tmp_path):
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = (
+        "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{{ messages[0].content }}"
+    )
+    lines = "".join(json.dumps(row) + "\n" for row in case_run(Hotel(), templated).rows)
+    (tmp_path / "cases.jsonl").write_text(lines)
+    source = FileSource(source="jsonl", path=str(tmp_path / "cases.jsonl"))
+    prompts = load_prompts(DataConfig(train=source, held_out=0), templated).train
+    assert [prompt.text for prompt in prompts] == ["Book 101.", "[lookup][pay]Book 202."]
+    assert [prompt.metadata["case_idx"] for prompt in prompts] == [0, 1]
