@@ -17,6 +17,9 @@ from rl_cluster.config.run import OptimizerConfig
 BUCKET_NUMBERS = 1 << 24
 """Gradients are summed over the ranks in buckets of about so many numbers."""
 
+CLIP_EPSILON, CLIP_MARGIN = 1e-6, 1.001
+"""What clip_grads_with_norm_ adds to the norm, and far more than float32's rounding of it."""
+
 
 class TorchEngine:
     """One rank, or several that each hold everything and sum their gradients (what ZeRO calls stage 0)."""
@@ -50,7 +53,8 @@ class TorchEngine:
         norm = float(torch.nn.utils.get_total_norm(gradients))
         skipped = not math.isfinite(norm)
         if not skipped:
-            if max_grad_norm > 0:
+            # Well below the limit clip_grads_with_norm_ would multiply by exactly 1.
+            if 0 < max_grad_norm < CLIP_MARGIN * norm + CLIP_EPSILON:
                 torch.nn.utils.clip_grads_with_norm_(masters, max_grad_norm, torch.tensor(norm))
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate

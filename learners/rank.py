@@ -65,7 +65,7 @@ class LearnerRank:
 
         The None is what the driver waits for, so that the outputs need not travel to it (as in assemble).
         """
-        self.model.eval()
+        self._set_training(False)
         parts = []
         with torch.no_grad():
             for rows in micro_batches:
@@ -106,7 +106,7 @@ class LearnerRank:
 
         row_weights: float64 [N], over the rows of the whole batch. An empty micro-batch adds nothing.
         """
-        self.model.train()
+        self._set_training(True)
         totals: dict[str, float] = {}
         for rows in micro_batches:
             micro = MicroBatch.of(batch, rows, self.device)
@@ -181,6 +181,11 @@ class LearnerRank:
 
     def _run(self, micro: MicroBatch, temperature: float) -> Any:
         return self.engine.forward(micro.tokens, micro.packed, micro.targets, temperature)
+
+    def _set_training(self, training: bool) -> None:
+        """Walking through all modules of a small model costs as much as a layer: only on a change."""
+        if self.model.training != training:
+            self.model.train(training)
 
     def _warm_up(self) -> None:
         """One forward pass: ZeRO-3 learns the order of the modules before anybody gathers parameters."""

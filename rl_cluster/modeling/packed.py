@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -71,29 +72,28 @@ class PackedLayout:
     ) -> PackedLayout:
         """lengths: tokens per sequence, each at least 1. shared_prefixes: per sequence (leader, n): its first
         n tokens are those of sequence `leader`, which comes before it or is the sequence itself."""
-        sizes = torch.tensor(list(lengths), dtype=torch.int64)
-        starts = torch.cumsum(sizes, 0) - sizes
-        total = int(sizes.sum())
-        positions = torch.arange(total) - torch.repeat_interleave(starts, sizes)
-        cumulative = torch.cat([starts, sizes.new_tensor([total])]).to(torch.int32)
-        groups = _groups_of_like_length(list(lengths))
-        order = torch.cat([_tokens_of(group, starts, sizes) for group in groups])
+        # The indices are made with numpy: for so small arrays PyTorch's calls cost several times as much.
+        sizes = np.array(list(lengths), dtype=np.int64)
+        ends = np.cumsum(sizes)
+        starts, total = ends - sizes, int(ends[-1])
+        positions = np.arange(total) - np.repeat(starts, sizes)
+        groups = _groups_of_like_length(sizes.tolist())
+        order = np.concatenate([_tokens_of(group, starts, sizes) for group in groups])
         restore = None
-        if not torch.equal(order, torch.arange(total)):
-            restore = torch.empty_like(order)
-            restore[order] = torch.arange(total)
-            restore = restore.to(device)
+        if not np.array_equal(order, np.arange(total)):
+            restore = np.empty_like(order)
+            restore[order] = np.arange(total)
         unique, expand = _sharing(shared_prefixes, starts, sizes)
-        if unique is not None and expand is not None:
-            positions, unique, expand = positions[unique], unique.to(device), expand.to(device)
+        if unique is not None:
+            positions = positions[unique]
         return PackedLayout(
-            lengths=tuple(int(n) for n in lengths),
-            position_ids=positions[None].to(device),
-            cumulative=cumulative.to(device),
+            lengths=tuple(sizes.tolist()),
+            position_ids=_tensor(positions[None], device),
+            cumulative=_tensor(np.concatenate([[0], ends]).astype(np.int32), device),
             buckets=tuple(_bucket(group, starts, sizes, device) for group in groups),
-            restore=restore,
-            unique=unique,
-            expand=expand,
+            restore=None if restore is None else _tensor(restore, device),
+            unique=None if unique is None else _tensor(unique, device),
+            expand=None if expand is None else _tensor(expand, device),
         )
 
     def states_at(self, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -102,22 +102,22 @@ class PackedLayout:
 
 
 def _sharing(
-    shared_prefixes: Sequence[tuple[int, int]] | None, starts: torch.Tensor, sizes: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    shared_prefixes: Sequence[tuple[int, int]] | None, starts: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray | None]:
     """(unique [U], expand [T]), or nothing where no sequence leans on another."""
     if shared_prefixes is None or all(leader == i for i, (leader, _) in enumerate(shared_prefixes)):
         return None, None
     total = int(sizes.sum())
-    source = torch.arange(total)
+    source = np.arange(total)
     for index, (leader, shared) in enumerate(shared_prefixes):
         if leader != index:
             assert leader < index
             assert shared <= min(int(sizes[leader]), int(sizes[index]))
             begin, borrowed = int(starts[index]), int(starts[leader])
-            source[begin : begin + shared] = source[borrowed : borrowed + shared].clone()
-    unique = (source == torch.arange(total)).nonzero().flatten()
-    number = torch.empty_like(source)
-    number[unique] = torch.arange(len(unique))
+            source[begin : begin + shared] = source[borrowed : borrowed + shared]
+    unique = np.flatnonzero(source == np.arange(total))
+    number = np.empty_like(source)
+    number[unique] = np.arange(len(unique))
     return unique, number[source]
 
 
@@ -132,23 +132,25 @@ def _groups_of_like_length(lengths: list[int]) -> list[list[int]]:
     return groups
 
 
-def _tokens_of(group: list[int], starts: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.arange(int(starts[i]), int(starts[i] + sizes[i])) for i in group])
+def _tokens_of(group: list[int], starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.arange(starts[i], starts[i] + sizes[i]) for i in group])
 
 
-def _bucket(
-    group: list[int], starts: torch.Tensor, sizes: torch.Tensor, device: torch.device | str
-) -> Bucket:
+def _bucket(group: list[int], starts: np.ndarray, sizes: np.ndarray, device: torch.device | str) -> Bucket:
     longest = int(sizes[group].max())
     tokens = _tokens_of(group, starts, sizes)
     first = int(tokens[0])
-    if len(tokens) == len(group) * longest and torch.equal(tokens, torch.arange(first, first + len(tokens))):
+    if len(tokens) == len(group) * longest and np.array_equal(tokens, np.arange(first, first + len(tokens))):
         return Bucket(len(group), longest, first, first + len(tokens))
-    place = torch.arange(longest)
+    place = np.arange(longest)
     valid = place[None, :] < sizes[group][:, None]
-    gather = torch.where(valid, starts[group][:, None] + place[None, :], 0).flatten()
-    places = valid.flatten().nonzero().flatten()
-    return Bucket(len(group), longest, -1, -1, gather.to(device), places.to(device), tokens.to(device))
+    gather = np.where(valid, starts[group][:, None] + place[None, :], 0).ravel()
+    places = np.flatnonzero(valid)
+    return Bucket(len(group), longest, -1, -1, *(_tensor(x, device) for x in (gather, places, tokens)))
+
+
+def _tensor(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    return torch.from_numpy(array).to(device)
 
 
 @dataclass(frozen=True)

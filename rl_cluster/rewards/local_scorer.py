@@ -1,21 +1,28 @@
 """The Scorer protocol without Ray: a group in, its score from a function in this process out.
 
-A synchronous function runs in a thread. A thread cannot be ended: after a timeout it is left behind (as a
-daemon, it does not keep the process alive) and may go on using the CPU. The Ray scorer ends its process.
+A synchronous function runs in a thread, one call at a time. A thread cannot be ended: after a timeout it is
+left behind (as a daemon, it does not keep the process alive) and may go on using the CPU. The Ray scorer ends
+its process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import queue
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from rl_cluster.protocols import Ref
 from rl_cluster.rewards.calling import Outcome, call, failure_of, gather_arguments, read_answer, resolve
 from rl_cluster.rewards.loading import ScoreFunction
 from rl_cluster.trajectory import ScoreFailure
+
+IDLE_SECONDS = 1.0
+"""So long a thread waits for its next call before it ends: starting one costs more than a short function."""
 
 
 class LocalScorer:
@@ -28,8 +35,15 @@ class LocalScorer:
         self.weight = weight
         self._function = function
         self._timeout_seconds = timeout_seconds
+        many = inspect.iscoroutinefunction(function)
+        self._turn: AbstractAsyncContextManager[Any] = nullcontext() if many else asyncio.Lock()
 
     async def score(self, group: Ref) -> Outcome:
+        """timeout_seconds begin when the function is called, not while other groups have their turn."""
+        async with self._turn:
+            return await self._score(group)
+
+    async def _score(self, group: Ref) -> Outcome:
         arguments = gather_arguments([group])
         start = time.perf_counter()
         deadline = asyncio.timeout(self._timeout_seconds)
@@ -45,11 +59,11 @@ class LocalScorer:
     async def _answer(self, arguments: Any) -> Any:
         if inspect.iscoroutinefunction(self._function):
             return await call(self._function, arguments)
-        return await resolve(await _in_thread(lambda: call(self._function, arguments)))
+        return await resolve(await in_thread(lambda: call(self._function, arguments)))
 
 
-async def _in_thread(function: Any) -> Any:
-    """As asyncio.to_thread, but with a daemon thread of its own, which a hanging function may keep."""
+async def in_thread(function: Callable[[], Any]) -> Any:
+    """As asyncio.to_thread, but with a daemon thread, which a hanging function may keep to itself."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -72,5 +86,38 @@ async def _in_thread(function: Any) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=work, name="scorer", daemon=True).start()
+    _do(work)
     return await future
+
+
+Work = Callable[[], None]
+_idle: list[queue.SimpleQueue[Work]] = []
+_idle_lock = threading.Lock()
+
+
+def _do(work: Work) -> None:
+    """In a thread that has nothing to do, else in a new one."""
+    with _idle_lock:
+        calls = _idle.pop() if _idle else None
+        if calls is not None:
+            calls.put(work)
+            return
+    calls = queue.SimpleQueue()
+    calls.put(work)
+    threading.Thread(target=_serve, args=(calls,), name="scorer", daemon=True).start()
+
+
+def _serve(calls: queue.SimpleQueue[Work]) -> None:
+    while True:
+        try:
+            work = calls.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            with _idle_lock:
+                if calls in _idle:  # else work is just being handed over
+                    _idle.remove(calls)
+                    return
+            continue
+        work()
+        del work  # it holds the user's objects
+        with _idle_lock:
+            _idle.append(calls)
