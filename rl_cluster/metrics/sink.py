@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.run import RunConfig
+from rl_cluster.errors import BadInputError
 from rl_cluster.protocols import SampleRow
 from rl_cluster.run_folder import RunFolder
 
@@ -128,15 +129,23 @@ def _cell(text: str) -> str:
 
 
 class WeightsAndBiases:
-    """The optional package wandb; config/check.py has made sure that it is installed."""
+    """The optional package wandb; config/check.py has made sure that it is installed.
 
-    def __init__(self, project: str, config: RunConfig | FitConfig) -> None:
+    Its own variables hold, such as WANDB_MODE=offline. Raises BadInputError where it cannot start.
+    """
+
+    def __init__(self, project: str, config: RunConfig | FitConfig, folder: Path) -> None:
         import wandb
 
         self._wandb = wandb
-        self._run = wandb.init(
-            project=project, name=config.run.name, config=config.model_dump(mode="json", by_alias=True)
-        )
+        settings = config.model_dump(mode="json", by_alias=True)
+        try:
+            self._run = wandb.init(project=project, name=config.run.name, config=settings, dir=str(folder))
+        except wandb.Error as error:
+            raise BadInputError(
+                f'log.wandb_project = "{project}": Weights & Biases does not start: {error}. Run `wandb login`, '
+                "set WANDB_MODE=offline in the environment, or remove log.wandb_project."
+            ) from error
 
     def metrics(self, step: int, metrics: Metrics) -> None:
         self._run.log({name: value for name, value in metrics.items() if value is not None}, step=step)
@@ -158,5 +167,5 @@ def open_sinks(
     if config.log.tensorboard:
         sinks.append(TensorBoard(folder.tensorboard))
     if config.log.wandb_project is not None:
-        sinks.append(WeightsAndBiases(config.log.wandb_project, config))
+        sinks.append(WeightsAndBiases(config.log.wandb_project, config, folder.path))
     return tuple(sinks)
