@@ -143,8 +143,8 @@ class WeightsAndBiases:
             self._run = wandb.init(project=project, name=config.run.name, config=settings, dir=str(folder))
         except wandb.Error as error:
             raise BadInputError(
-                f'log.wandb_project = "{project}": Weights & Biases does not start: {error}. Run `wandb login`, '
-                "set WANDB_MODE=offline in the environment, or remove log.wandb_project."
+                f'log.wandb_project = "{project}": Weights & Biases does not start: {error}. Run '
+                "`wandb login`, set WANDB_MODE=offline in the environment, or remove log.wandb_project."
             ) from error
 
     def metrics(self, step: int, metrics: Metrics) -> None:
