@@ -39,6 +39,9 @@ PRINTED = {
         "(1.2, {'syntax': 1.0, 'style': 1.0, 'tests': 1.0})",
         "[1.0]\n",
         "[1.0, 0.0]\n",
+        "[0.0, 1.0]\n",
+        "Guess a digit: 3\nNo. Again: ",
+        "[{'prompt': 'Guess a digit: ', 'prompt_idx': 0}]\n0 1\n",
     ],
     "judge.md": ["2 wins, 1 ties, 0 losses", "3\n", "+0."],
 }
