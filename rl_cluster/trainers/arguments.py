@@ -1,0 +1,255 @@
+"""transformers TrainingArguments in, sections of a RunConfig out; what means nothing here is refused by name.
+
+Every field of TrainingArguments is in exactly one of three tables: it acts, it is refused unless it has a
+neutral value, or it is without effect for a reason that the table gives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.training_args import TrainingArguments
+
+from rl_cluster.config.load import apply_override, parse_config
+from rl_cluster.config.run import RunConfig
+from rl_cluster.errors import BadInputError
+
+ACTS = frozenset(
+    (
+        "output_dir",
+        "per_device_train_batch_size",
+        "num_train_epochs",
+        "max_steps",
+        "learning_rate",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "optim",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "gradient_accumulation_steps",
+        "max_grad_norm",
+        "bf16",
+        "gradient_checkpointing",
+        "disable_tqdm",
+        "logging_strategy",
+        "logging_steps",
+        "logging_first_step",
+        "report_to",
+        "run_name",
+        "project",
+        "eval_strategy",
+        "eval_steps",
+        "save_strategy",
+        "save_steps",
+        "save_total_limit",
+        "load_best_model_at_end",
+        "metric_for_best_model",
+        "greater_is_better",
+        "seed",
+        "use_cpu",
+    )
+)
+
+WITHOUT_EFFECT = {
+    "sequences are packed by token budget, and evaluation goes through the sampling workers": (
+        "per_device_eval_batch_size eval_accumulation_steps prediction_loss_only "
+        "eval_do_concat_batches eval_use_gather_object batch_eval_metrics include_for_metrics "
+        "eval_on_start"
+    ),
+    "prompts are tokenised once, before the start; there is no dataloader": (
+        "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+        "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
+        "dataloader_drop_last remove_unused_columns label_names length_column_name "
+        "accelerator_config"
+    ),
+    "the processes are the cluster's own": (
+        "local_rank ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
+        "ddp_static_graph ddp_timeout log_on_each_node save_on_each_node log_level "
+        "log_level_replica average_tokens_across_devices"
+    ),
+    "this trainer trains when you call train()": "do_train do_eval do_predict use_cache",
+    "a metric that is not finite is written as it is; memory is measured always": (
+        "logging_nan_inf_filter skip_memory_metrics include_num_input_tokens_seen torch_empty_cache_steps"
+    ),
+    "belongs to a feature that is refused": (
+        "bf16_full_eval fp16_full_eval torch_compile_backend torch_compile_mode "
+        "liger_kernel_config hub_token hub_private_repo hub_model_id hub_strategy "
+        "hub_always_push hub_revision ignore_data_skip restore_callback_states_from_checkpoint "
+        "fsdp_config trackio_space_id trackio_bucket_id trackio_static_space_id "
+        "gradient_checkpointing_kwargs"
+    ),
+}
+
+_DEEPSPEED = (
+    'the learner brings its own DeepSpeed: settings={"learner.zero_stage": 3, "learner.num_ranks": 2}'
+)
+_HUB = "push the exported folder yourself: AutoModelForCausalLM.from_pretrained(folder).push_to_hub(name)"
+
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "fp16": ((False,), "use bf16, or float32"),
+    "tf32": ((None, False), "set torch.backends.cuda.matmul.allow_tf32 in your own script"),
+    "lr_scheduler_kwargs": ((None, {}), "the schedules here have no further settings"),
+    "optim_args": ((None,), "use weight_decay, adam_beta1, adam_beta2 and adam_epsilon"),
+    "optim_target_modules": ((None,), "all weights train, or the adapters of a peft_config"),
+    "label_smoothing_factor": ((0.0,), "there are no labels in reinforcement learning"),
+    "torch_compile": ((False,), "the learner does not compile"),
+    "use_liger_kernel": ((False,), "the learner has kernels of its own"),
+    "neftune_noise_alpha": ((None,), "noise in the embeddings would falsify the importance ratios"),
+    "auto_find_batch_size": ((False,), "give per_device_train_batch_size"),
+    "eval_delay": ((0, None), "evaluate with eval_steps, or from a callback"),
+    "save_only_model": (
+        (False,),
+        "checkpoints hold all that a resumed run needs; the model is exported at the end",
+    ),
+    "enable_jit_checkpoint": ((False,), "use save_steps"),
+    "push_to_hub": ((False,), _HUB),
+    "full_determinism": ((False,), "set it in your own script: transformers.enable_full_determinism(seed)"),
+    "data_seed": ((None,), "seed orders the data too"),
+    "parallelism_config": ((None,), _DEEPSPEED),
+    "train_sampling_strategy": (("random",), "prompts are shuffled in every epoch"),
+    "ddp_backend": ((None,), 'settings={"sync.backend": "nccl"} chooses how weights travel'),
+    "fsdp": ((None, "", [], False), _DEEPSPEED),
+    "deepspeed": ((None,), _DEEPSPEED),
+    "debug": (("", []), "there is no such mode"),
+    "resume_from_checkpoint": ((None,), "start from an exported model, or `rl-cluster train --resume RUN`"),
+}
+
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+
+NO_CLIPPING = 1e30
+"""max_grad_norm 0 means none in transformers."""
+KEEP_ALL = 1_000_000
+
+
+@dataclass(frozen=True)
+class Counts:
+    """steps: of the loop, one batch each. steps_per_epoch: batches in a pass over the prompts."""
+
+    steps: int
+    updates_per_step: int
+    steps_per_epoch: float
+
+
+def check_arguments(args: TrainingArguments) -> None:
+    """BadInputError that lists every argument with a value that has no meaning here."""
+    problems = [
+        f"{name}={getattr(args, name)!r}: has no meaning here; {remedy}."
+        for name, (neutral, remedy) in REFUSED.items()
+        if getattr(args, name) not in neutral
+    ]
+    schedule = args.lr_scheduler_type.value
+    if schedule not in SCHEDULES:
+        problems.append(f"lr_scheduler_type={schedule!r}: choose one of {', '.join(SCHEDULES)}.")
+    if not args.optim.value.startswith("adamw_torch"):
+        problems.append(f"optim={args.optim.value!r}: the optimizer is AdamW; leave it at adamw_torch.")
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if not _is_whole(getattr(args, name)) or getattr(args, name) < 1:
+            problems.append(f"{name}={getattr(args, name)!r}: must be a whole number above 0.")
+    if not args.learning_rate > 0:
+        problems.append(f"learning_rate={args.learning_rate!r}: must be above 0.")
+    unknown = sorted(set(args.report_to) - {"tensorboard", "wandb"})
+    if unknown:
+        problems.append(f"report_to={unknown[0]!r}: choose among tensorboard, wandb and none.")
+    if args.load_best_model_at_end and args.eval_strategy.value == "no":
+        problems.append("load_best_model_at_end=True: needs an eval_strategy, or nothing says which is best.")
+    if problems:
+        raise BadInputError("\n".join(problems))
+
+
+def argument_sections(args: TrainingArguments, counts: Counts) -> dict[str, Any]:
+    """The sections run, optimizer, checkpoint, log, cluster, and parts of model and eval, as plain data."""
+    updates = counts.steps * counts.updates_per_step
+    return {
+        "run": {"dir": args.output_dir, "seed": args.seed, "steps": counts.steps},
+        "model": {
+            "dtype": "bfloat16" if args.bf16 else "float32",
+            "gradient_checkpointing": args.gradient_checkpointing,
+        },
+        "optimizer": {
+            "learning_rate": args.learning_rate,
+            "betas": [args.adam_beta1, args.adam_beta2],
+            "eps": args.adam_epsilon,
+            "weight_decay": args.weight_decay,
+            "max_grad_norm": args.max_grad_norm or NO_CLIPPING,
+            "schedule": SCHEDULES[args.lr_scheduler_type.value],
+            "warmup_steps": _warmup(args, updates),
+        },
+        "checkpoint": {
+            "every": _loop_steps(args.save_strategy.value, args.save_steps, counts),
+            "keep_last": args.save_total_limit or KEEP_ALL,
+            "keep_best": True,
+        },
+        "eval": {"every": _loop_steps(args.eval_strategy.value, args.eval_steps or 0, counts)},
+        "log": {
+            "trajectories": False,
+            "tensorboard": "tensorboard" in args.report_to,
+            "wandb_project": args.project if "wandb" in args.report_to else None,
+        },
+        "cluster": {"device": "cpu" if args.use_cpu else "auto"},
+    }
+
+
+def build_config(sections: Mapping[str, Any], settings: Mapping[str, Any] | str | None) -> RunConfig:
+    """settings: dotted name -> value (or that as JSON text), the last word on everything."""
+    data = dict(sections)
+    for name, value in read_settings(settings).items():
+        data = apply_override(data, f"{name}={json.dumps(value)}")
+    return parse_config(data, "")
+
+
+def read_settings(settings: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """{} for None; BadInputError for what is no mapping."""
+    if isinstance(settings, str):
+        try:
+            settings = json.loads(settings)
+        except ValueError as error:
+            raise BadInputError(f"settings={settings!r:.60}: not JSON ({error}).") from error
+    if not isinstance(settings, Mapping | None):
+        raise BadInputError(f'settings={settings!r:.60}: give a dict such as {{"learner.num_ranks": 2}}.')
+    return dict(settings or {})
+
+
+def num_steps(
+    args: TrainingArguments, num_prompts: int, prompts_per_step: int, updates_per_step: int
+) -> Counts:
+    """max_steps counts optimizer updates where it is above 0; else num_train_epochs passes are made."""
+    per_epoch = num_prompts / prompts_per_step
+    if args.max_steps > 0:
+        steps = math.ceil(args.max_steps / updates_per_step)
+    else:
+        if not args.num_train_epochs > 0:
+            raise BadInputError(f"num_train_epochs={args.num_train_epochs!r}: must be above 0.")
+        # Rounding guards against 0.1 + 0.2: an epoch that is a whole number of steps stays one.
+        steps = math.ceil(round(args.num_train_epochs * per_epoch, 9))
+    return Counts(steps, updates_per_step, per_epoch)
+
+
+def _warmup(args: TrainingArguments, updates: int) -> int:
+    """Below 1, transformers takes warmup_steps for a share of all updates."""
+    asked = args.warmup_steps
+    return math.ceil(asked * updates) if 0 < asked < 1 else int(asked)
+
+
+def _loop_steps(strategy: str, every: float, counts: Counts) -> int:
+    """Optimizer updates (below 1: a share of all) as steps of the loop; 0: never."""
+    if strategy == "epoch":
+        return math.ceil(counts.steps_per_epoch)
+    if strategy != "steps" or not every > 0:
+        return 0
+    updates = every * counts.steps * counts.updates_per_step if every < 1 else every
+    return max(1, math.ceil(updates / counts.updates_per_step))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

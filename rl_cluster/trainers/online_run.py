@@ -1,0 +1,270 @@
+"""What RLOOTrainer and GRPOTrainer stand on: a RunConfig, models and prompts in; training and files out.
+
+Nothing starts before the first train or evaluate; the workers then stay until close().
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_cluster.assembly.given import Given
+from rl_cluster.assembly.train import load_tokenizer
+from rl_cluster.config.backend import choose_backend
+from rl_cluster.config.load import parse_config
+from rl_cluster.config.model_shape import find_shape
+from rl_cluster.config.run import ModelConfig, RunConfig
+from rl_cluster.data.encode import special_tokens
+from rl_cluster.data.load import PromptSets
+from rl_cluster.errors import BadInputError, ScorerError
+from rl_cluster.loop.report import Metrics
+from rl_cluster.modeling.load import check_model_path
+from rl_cluster.run_folder import check_unused
+from rl_cluster.trainers.callbacks import CallbackHooks
+from rl_cluster.trainers.datasets import plain_metadata
+from rl_cluster.trainers.rewards_given import RewardSource
+from rl_cluster.trainers.session import TrainerSession, save_prompts, save_start
+from rl_cluster.trainers.weights_back import put_back
+from rl_cluster.trajectory import Prompt
+
+
+@dataclass(frozen=True)
+class Parts:
+    """policy: a model object, or a folder or hub name. reference: likewise; None: the policy as it starts."""
+
+    policy: Any
+    reference: Any
+    tokenizer: Any
+    train: tuple[Prompt, ...]
+    held_out: tuple[Prompt, ...]
+    rewards: tuple[RewardSource, ...]
+
+
+class OnlineRun:
+    """hooks: told of everything; every_eval: whether training itself evaluates on the held-out prompts."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: Parts,
+        hooks: CallbackHooks,
+        *,
+        evaluates: bool,
+        address: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        assert config.run.dir is not None
+        self.config = config
+        self.parts = parts
+        self.hooks = hooks
+        self._model = parts.policy
+        self._evaluates = evaluates
+        self._address = address
+        self._overwrite = overwrite
+        self._session: TrainerSession | None = None
+        self._finalizer: weakref.finalize | None = None
+        self.trained = False
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, absolute."""
+        return Path(str(self.config.run.dir)).expanduser().absolute()
+
+    @property
+    def model(self) -> Any:
+        """The policy as an object; of one that was given by name, the trained one is loaded when asked for."""
+        if isinstance(self._model, str):
+            from transformers import AutoModelForCausalLM
+
+            folder = str(self.folder / "model") if self.trained else self._model
+            model = AutoModelForCausalLM.from_pretrained(folder)
+            if not self.trained:
+                return model
+            self._model = model
+        return self._model
+
+    def session(self) -> TrainerSession:
+        """The open run; started if it is not there yet."""
+        if self._session is None:
+            if self._finalizer is not None:
+                raise BadInputError("the trainer is closed. Make a new one, with the trained model.")
+            self._session = self._start()
+            self._finalizer = weakref.finalize(self, self._session.close)
+        return self._session
+
+    def train(self) -> Metrics:
+        """All steps, then the export to RUN/model, and the weights into the caller's model."""
+        if self.trained:
+            raise BadInputError(
+                "train() has run, and its schedule is at its end. Make a new trainer to go on."
+            )
+        session = self.session()
+        held_out = self.parts.held_out if self._evaluates else ()
+        with self._user_words():
+            last = session.train(PromptSets(self.parts.train, held_out), self.config.run.steps)
+        self.trained = True
+        best = self.hooks.state.best_model_checkpoint
+        if self.hooks.args.load_best_model_at_end and best is not None and Path(best).is_dir():
+            session.background.call(session.run.cluster.load(Path(best)))
+        session.background.call(session.run.export())
+        if not isinstance(self._model, str):
+            self._model = put_back(self._model, session.folder.model)
+        return last
+
+    def evaluate(self, prompts: tuple[Prompt, ...]) -> Metrics:
+        """Of the policy as it is now."""
+        session = self.session()
+        with self._user_words():
+            return session.background.call(session.run.evaluate(PromptSets((), prompts)))
+
+    def save_model(self, target: Path) -> None:
+        """Weights, tokenizer and card of now, into `target`."""
+        if self._finalizer is None or self._finalizer.alive:
+            session = self.session()
+            session.background.call(session.run.export())
+        exported = self.folder / "model"
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(exported, target, dirs_exist_ok=True)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """metrics.jsonl so far."""
+        return [] if self._session is None else self._session.metrics()
+
+    def close(self) -> None:
+        """End the workers; the second call does nothing."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    @contextmanager
+    def _user_words(self) -> Iterator[None]:
+        """A reward that is no reward is the user's bad input, whatever else the scorer's failure says."""
+        try:
+            yield
+        except ScorerError as error:
+            problems = [s.scorer.problem for s in self.parts.rewards if s.scorer is not None]
+            problem = next((problem for problem in problems if problem is not None), None)
+            if problem is None:
+                raise
+            raise problem from error
+
+    def _start(self) -> TrainerSession:
+        if self._address is not None:
+            os.environ["RAY_ADDRESS"] = self._address
+        if self._overwrite:
+            _remove_old_run(self.folder)
+        check_unused(self.folder)
+        config = self._with_paths()
+        scorers = {s.name: s.scorer for s in self.parts.rewards if s.scorer is not None}
+        return TrainerSession(
+            config, self.parts.tokenizer, self.parts.train, Given(scorers=scorers, hooks=(self.hooks,))
+        )
+
+    def _with_paths(self) -> RunConfig:
+        """Models and prompts that are objects become files in RUN/start, which the configuration names."""
+        parts, config = self.parts, self.config
+        reference = None if parts.reference is None else self._path_of(parts.reference, "reference")
+        model = config.model.model_copy(
+            update={"path": self._path_of(parts.policy, "policy"), "reference_path": reference}
+        )
+        scorers = [
+            source.section(
+                None if source.module is None else self._path_of(source.module, f"reward-{number}")
+            )
+            for number, source in enumerate(parts.rewards)
+        ]
+        ids = [prompt.tokens.tolist() for prompt in parts.train]
+        prompts = save_prompts(self.folder, ids, plain_metadata(parts.train))
+        held_out = None
+        if self._evaluates:
+            held_out = prompts.with_name("eval_prompts.jsonl")
+            held_out.write_text(
+                "".join(json.dumps({"prompt": p.tokens.tolist()}) + "\n" for p in parts.held_out)
+            )
+        data = config.model_dump(mode="json", by_alias=True)
+        data["model"] = model.model_dump(mode="json")
+        data["data"]["train"] |= {"path": str(prompts), "eval_path": held_out and str(held_out)}
+        data["rewards"]["scorers"] = scorers
+        data["run"]["dir"] = str(self.folder)
+        return parse_config(data, "")
+
+    def _path_of(self, model: Any, name: str) -> str:
+        if isinstance(model, str):
+            return model
+        return str(save_start(self.folder, model, self.parts.tokenizer, name))
+
+
+def _remove_old_run(folder: Path) -> None:
+    """overwrite_output_dir: only what is a run of ours is deleted."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / "config.yaml").is_file():
+        raise BadInputError(
+            f"output_dir={str(folder)!r}: is not empty, and not an earlier run, so overwrite_output_dir does "
+            "not delete it. Choose another folder."
+        )
+    shutil.rmtree(folder)
+
+
+def backend_of(asked: str, address: str | None, model: Any) -> Literal["local", "ray"]:
+    """local for small models, unless a cluster is named or the user has chosen."""
+    if address is not None and asked == "auto":
+        return "ray"
+    return choose_backend(asked, num_parameters(model))  # type: ignore[arg-type]
+
+
+def num_parameters(model: Any) -> int | None:
+    """Of a module, or of a folder or hub name; None where a name tells nothing."""
+    if not isinstance(model, str):
+        return sum(weight.numel() for weight in model.parameters())
+    shape = find_shape(ModelConfig(path=model))
+    return None if shape is None else shape.num_parameters
+
+
+def max_positions(model: Any) -> int | None:
+    """Tokens that the model has room for; None where unknown."""
+    if isinstance(model, str):
+        shape = find_shape(ModelConfig(path=model))
+        return None if shape is None else shape.max_positions
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def check_policy(model: Any, field: str) -> None:
+    """BadInputError unless model is a folder or hub name, or a transformers causal language model."""
+    if isinstance(model, str):
+        check_model_path(model)
+        return
+    usable = all(
+        callable(getattr(model, name, None)) for name in ("save_pretrained", "generate", "parameters")
+    )
+    if not usable or not hasattr(model, "config") or isinstance(model, type):
+        raise BadInputError(
+            f"{field} is {type(model).__name__} {model!r:.40}: give a transformers causal language model, or "
+            "the folder or hub name of one."
+        )
+    if hasattr(model, "peft_config"):
+        raise BadInputError(
+            f"{field} has adapters already. Merge them (merge_and_unload), or give the base model and a "
+            "peft_config."
+        )
+
+
+def check_tokenizer(tokenizer: Any, model: Any, field: str = "processing_class") -> Any:
+    """The tokenizer, or for None that of the model's folder. BadInputError for what is none."""
+    if tokenizer is None:
+        path = model if isinstance(model, str) else getattr(model, "name_or_path", "")
+        if not path:
+            raise BadInputError(
+                f"{field}=None: the model has no folder that a tokenizer could be loaded from."
+            )
+        return load_tokenizer(path, trust_remote_code=False)
+    if not callable(tokenizer) or not hasattr(tokenizer, "eos_token_id") or isinstance(tokenizer, type):
+        raise BadInputError(f"{field} is {type(tokenizer).__name__} {tokenizer!r:.40}: give a tokenizer.")
+    special_tokens(tokenizer)
+    return tokenizer
