@@ -178,7 +178,7 @@ def _reference(config: RunConfig, plan: Plan, model_path: str) -> LocalReference
     if plan.reference != "worker":
         return None
     spec = ReferenceSpec(
-        model=model_path,
+        model=config.model.reference_path or model_path,
         dtype=config.model.dtype,
         device=plan.device,
         temperature=config.rollout.temperature,

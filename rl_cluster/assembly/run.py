@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.data.randomness import sample_seeds
 from rl_cluster.data.stream import PromptStream
+from rl_cluster.errors import BadInputError
 from rl_cluster.loop.buffer import ReadyGroup, StageTimes
 from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.evaluation import Evaluator
@@ -30,6 +31,9 @@ from rl_cluster.model_card import write_model_card
 from rl_cluster.protocols import Ref
 from rl_cluster.run_folder import RunFolder, folder_atomically, write_atomically
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, Scores, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from learners.group import LearnerGroup
 
 FIRST_FREE_GROUP = 2**40
 """Ids of groups that the caller samples, far above those of the training stream (they seed the samples)."""
@@ -77,6 +81,11 @@ class OpenRun:
     def step(self) -> int:
         """Steps trained so far, which is also the policy version."""
         return 0 if self._loop is None else self._loop.step
+
+    @property
+    def kl_coef(self) -> float:
+        """β as the controller has it now."""
+        return self.config.algorithm.kl.coef if self._loop is None else self._loop.kl_coef
 
     async def train(self, prompts: PromptSets, last_step: int, state: LoopState | None = None) -> Metrics:
         """Train until `last_step` steps are done; returns the last evaluation's metrics.
@@ -132,6 +141,29 @@ class OpenRun:
             await self.cluster.workers.learner.export(partial)
             self.tokenizer.save_pretrained(partial)
         write_model_card(self.config, self.folder)
+
+    async def weights(self) -> dict[str, Any]:
+        """name -> tensor on the CPU: the trained weights under their Hugging Face names, and a shared value
+        head's under value_head.; under LoRA the adapters. A copy."""
+        from learners.whole_weights import whole_weights  # imports torch
+
+        learner = cast("LearnerGroup", self.cluster.workers.learner)
+        return (await learner.apply(whole_weights))[0]
+
+    async def save(self, folder: Path | None = None) -> Path:
+        """A checkpoint of now; folder None: checkpoints/step-N of the run. BadInputError before any step."""
+        if self._loop is None:
+            raise BadInputError("save_checkpoint: nothing has been trained yet; train first.")
+        return await self._loop.save(folder)
+
+    async def load(self, checkpoint: Path, prompts: PromptSets) -> None:
+        """Go on from a checkpoint; `train` may then be given other prompts. Raises CheckpointError."""
+        state = LoopState.read(checkpoint)
+        await self.cluster.load(checkpoint)
+        stream = PromptStream(prompts.train, self.config.run.seed, self.config.data.shuffle)
+        state = replace(state, stream={**stream.state(), "position": state.stream["position"]})
+        self._loop = self._new_loop(prompts, self.config.run.steps, state)
+        await self.cluster.workers.publisher.publish(state.step)
 
     async def close(self) -> None:
         """End every worker."""

@@ -222,7 +222,7 @@ async def _start_reference(
         return None
     (worker,) = plan.of("reference")
     spec = ReferenceSpec(
-        model=model_path,
+        model=config.model.reference_path or model_path,
         dtype=config.model.dtype,
         device=plan.device,
         temperature=config.rollout.temperature,

@@ -18,8 +18,9 @@ class KLConfig(Config):
     """β. At 0 no reference is loaded."""
     place: Literal["reward_token", "reward_sequence", "loss"] = "loss"
     """Subtracted from each token's reward, from the sequence's score, or added to the loss."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators: k1 = log(π/ref), k2 = ½ log²(π/ref), k3 = ref/π − 1 − log(ref/π)."""
+    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+    """Schulman's estimators: k1 = log(π/ref), k2 = ½ log²(π/ref), k3 = ref/π − 1 − log(ref/π);
+    abs = |log(π/ref)|."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     target: PositiveFloat = 6.0
     """Adaptive: the sequence KL (nats) that the controller steers to."""
@@ -73,6 +74,9 @@ class _Algorithm(Config):
     """Passes over each batch (TRL: num_ppo_epochs)."""
     num_mini_batches: PositiveInt = 1
     """Optimizer updates per pass."""
+    stop_at_approx_kl: PositiveFloat | None = None
+    """Leave out a step's remaining updates once the policy has moved by more than this from where the step
+    began: ½ mean (log π − log π_old)² in nats, of one update's tokens."""
     kl: KLConfig = KLConfig()
     loss: PolicyLossConfig = PolicyLossConfig()
 

@@ -47,8 +47,10 @@ class _Slot:
 
 
 def needs_reference_worker(config: RunConfig) -> bool:
-    """A frozen copy of its own; under LoRA the base model with its adapters off is the reference."""
-    return config.algorithm.kl.coef > 0 and config.model.lora is None
+    """A frozen model of its own; under LoRA the base model with its adapters off is the reference, unless
+    another is named."""
+    model = config.model
+    return config.algorithm.kl.coef > 0 and (model.lora is None or model.reference_path is not None)
 
 
 def place(config: RunConfig, machine: Machine, device: str) -> tuple[WorkerPlan, ...]:

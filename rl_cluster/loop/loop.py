@@ -23,7 +23,7 @@ from rl_cluster.loop.hooks import Hooks, Wishes, all_wishes
 from rl_cluster.loop.ledger import Ledger
 from rl_cluster.loop.producer import Producer, Scoring
 from rl_cluster.loop.report import Metrics, StepClock, step_metrics
-from rl_cluster.loop.state import Checkpointer, LoopState
+from rl_cluster.loop.state import Checkpointer, LoopState, write_checkpoint
 from rl_cluster.loop.step import StepResult, TrainStep
 from rl_cluster.loop.trajectories import write_trajectories
 from rl_cluster.protocols import Learner, Observer, Reference, SampleRow, WeightPublisher
@@ -152,6 +152,11 @@ class TrainingLoop:
         self._observer.metrics(self.step, trained.metrics)
         return trained.metrics
 
+    @property
+    def kl_coef(self) -> float:
+        """β of the next step."""
+        return self._kl.coef
+
     def _next_task(self) -> GroupTask:
         group_id = self._reissue.pop(0) if self._reissue else self._stream.take()[0]
         seeds = sample_seeds(self._config.run.seed, group_id, self._config.batch.samples_per_prompt)
@@ -262,11 +267,19 @@ class TrainingLoop:
         every = self._config.checkpoint.every
         last = self.step == self._config.run.steps or self._wishes.stop
         if self._wishes.save or (every and self._is_due(every, last)):
-            state = self.state()
-            self._observer.phase("saving")
-            path = await self._checkpointer.save(state, self._workers.learner, self._workers.critic)
-            for hook in self._hooks:
-                hook.on_save(self.step, path)
+            await self.save()
+
+    async def save(self, folder: Path | None = None) -> Path:
+        """A checkpoint of now; folder None: checkpoints/step-N, where the retention rule holds."""
+        state, workers = self.state(), self._workers
+        self._observer.phase("saving")
+        if folder is None:
+            path = await self._checkpointer.save(state, workers.learner, workers.critic)
+        else:
+            path = await write_checkpoint(folder, state, workers.learner, workers.critic)
+        for hook in self._hooks:
+            hook.on_save(self.step, path)
+        return path
 
     def state(self) -> LoopState:
         """What a run needs, beside the learner's weights, to go on as if it had never stopped."""

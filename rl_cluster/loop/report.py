@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,9 @@ def _losses(result: StepResult) -> Metrics:
     ratio, ratio_sq = mean("ratio_sum"), mean("ratio_sq_sum")
     gap_mean = result.stats.gap_mean if result.stats.gap_mean is not None else mean("gap_sum")
     gap_max = result.stats.gap_max if result.stats.gap_max is not None else sums.get("gap_max")
+    if gap_mean is not None and math.isnan(gap_mean):
+        # Responses that the caller brought: nobody knows with what probability they were drawn.
+        gap_mean = gap_max = None
     return {
         "policy/approxkl_avg": mean("approxkl_sum"),
         "policy/clipfrac_avg": mean("clipfrac_sum"),

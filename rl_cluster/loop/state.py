@@ -61,12 +61,7 @@ class Checkpointer:
 
     async def save(self, state: Snapshot, learner: Learner, critic: Learner | None) -> Path:
         """Raises CheckpointError (for example on a full disk); earlier checkpoints are untouched then."""
-        target = self._folder / f"step-{state.step}"
-        with folder_atomically(target) as partial:
-            await learner.save(partial / "learner")
-            if critic is not None:
-                await critic.save(partial / "critic")
-            (partial / STATE_FILE).write_text(json.dumps(asdict(state)))
+        target = await write_checkpoint(self._folder / f"step-{state.step}", state, learner, critic)
         self._forget(state)
         return target
 
@@ -80,6 +75,16 @@ class Checkpointer:
         for step in steps:
             if step not in kept:
                 shutil.rmtree(self._folder / f"step-{step}")
+
+
+async def write_checkpoint(target: Path, state: Snapshot, learner: Learner, critic: Learner | None) -> Path:
+    """Complete or absent: temporary name, then rename."""
+    with folder_atomically(target) as partial:
+        await learner.save(partial / "learner")
+        if critic is not None:
+            await critic.save(partial / "critic")
+        (partial / STATE_FILE).write_text(json.dumps(asdict(state)))
+    return target
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

@@ -95,8 +95,11 @@ class TrainStep:
                 await self._critic.optim_step()
                 if not of_policy.train_policy:
                     continue
-            add_metrics(sums, await self._learner.forward_backward(batch, layout, rows, of_policy))
+            part = await self._learner.forward_backward(batch, layout, rows, of_policy)
+            add_metrics(sums, part)
             optim.append(await self._learner.optim_step())
+            if self._has_moved_too_far(part):
+                break
         return sums, tuple(optim)
 
     def _loss_steps(self, kl_coef: float, step: int) -> tuple[PolicyStep, ValueStep | None]:
@@ -111,6 +114,11 @@ class TrainStep:
             train_policy=critic is None or step > critic.warmup_steps,
         )
         return of_policy, None if critic is None else value_step(critic, config.rollout.temperature)
+
+    def _has_moved_too_far(self, part: dict[str, float]) -> bool:
+        """part: the sums of one update, whose forward pass was before it."""
+        limit, tokens = self._config.algorithm.stop_at_approx_kl, part.get("tokens_sum", 0.0)
+        return limit is not None and tokens > 0 and part.get("approxkl_sum", 0.0) / tokens > limit
 
     def _mini_batches(self, num_rows: int, step: int) -> list[list[int]]:
         """Rows of every update of the step: each epoch a fresh seeded shuffle, cut into equal parts."""
