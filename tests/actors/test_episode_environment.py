@@ -76,7 +76,7 @@ class Counting(RLEnvironment):
         if self.turn == self.turns:
             return StepResult(paid, True, metrics={"reward_turns": self.turn, "last": paid})
         self.tokens.append(90 + self.turn)
-        return StepResult(paid, False, self._show(), metrics={"last": paid})
+        return StepResult(paid, False, self._show(), metrics={"first": paid, "last": paid})
 
     def _show(self):
         return Observation([list(self.tokens)], [[1] * len(self.tokens)], "p")
@@ -112,7 +112,10 @@ def test_an_environments_answer_is_observed_and_the_next_turn_goes_on_from_it():
         trajectory.behaviour_logprobs, [0, 0, -0.5, -0.6, -0.9, 0, -0.7, -0.9], atol=1e-6
     )
     assert trajectory.policy_versions.tolist() == [-1, -1, 0, 0, 0, -1, 1, 1]
-    assert (trajectory.reward, dict(trajectory.components)) == (5.0, {"turns": 2.0, "last": 2.0})
+    assert (trajectory.reward, dict(trajectory.components)) == (
+        5.0,
+        {"first": 3.0, "last": 2.0, "turns": 2.0},
+    )
     assert (trajectory.finish_reason, trajectory.ended_with_eos) == ("stop", True)
     assert trajectory.response_text == "5 6 91 7"
     assert script.calls == [([3, 4], 50, 8), ([3, 4, 5, 6, 9, 91], turn_seed(50, 1), 8)]
@@ -217,6 +220,13 @@ def test_stop_strings_are_found_across_the_tokens_of_a_token_level_episode():
 
     (trajectory,) = play(Script([5, 6, 7, 8]), lambda _: Silent(), stop=("6 7",))
     assert (trajectory.tokens.tolist(), trajectory.finish_reason) == ([3, 4, 5, 6, 7], "stop")
+
+
+def test_what_an_environment_says_is_not_taken_for_a_stop_string():
+    (trajectory,) = play(Script([5, EOS], [7, 8, EOS]), lambda _: CountingTokens(), stop=("91", "5"))
+    assert trajectory.tokens.tolist() == [3, 4, 5]
+    (trajectory,) = play(Script([5, EOS], [7, 8, EOS]), lambda _: CountingTokens(), stop=("91",))
+    assert trajectory.tokens.tolist() == [3, 4, 5, 9, 91, 7, 8, 9]
 
 
 def test_a_broken_prefix_names_the_turn_and_the_place():
