@@ -273,6 +273,21 @@ def test_save_and_load_continue_bit_for_bit_with_dropout(model_path: str, tmp_pa
         resumed.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("verb", "file"), [("save", "rank-0.pt"), ("save", "learner.json"), ("export", "config.json")]
+)
+async def test_a_full_disk_is_a_checkpoint_error_that_names_the_place(
+    model_path: str, tmp_path: Path, verb: str, file: str
+) -> None:
+    """/dev/full refuses every byte, as a full disk does."""
+    learner = start_local_learner(spec_of(model_path))
+    (tmp_path / file).symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=f"cannot write {tmp_path}"):
+        await getattr(learner, verb)(tmp_path)
+    (tmp_path / file).unlink()
+    await getattr(learner, verb)(tmp_path)
+
+
 def test_a_model_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"model\.path: folder .*nowhere.* does not exist"):
         LearnerRank(spec_of(str(tmp_path / "nowhere")))

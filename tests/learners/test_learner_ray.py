@@ -14,6 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from learners.actor import LearnerActor
 from learners.group import LearnerGroup
 from learners.rank import LearnerRank
 from learners.spec import LearnerSpec
@@ -21,6 +22,7 @@ from learners.start import start_local_learner, start_ray_learner
 from rl_cluster.algorithms.steps import ValueStep
 from rl_cluster.config.run import LoRAConfig
 from rl_cluster.errors import CheckpointError, DeadlineError, WorkerDiedError
+from rl_cluster.ray_answers import answer
 from tests.learners import rank_programs
 from tests.learners.learner_cases import (
     OPTIMIZER,
@@ -204,15 +206,35 @@ async def test_an_adapter_exports_as_a_peft_folder(
         assert torch.equal(loaded[name.removesuffix(".weight") + ".default.weight"], weight), name
 
 
+async def test_nobody_can_take_the_port_at_which_the_ranks_will_meet(group: LearnerGroup, spec: Any) -> None:
+    import socket
+
+    rank = LearnerActor(plain(spec), 0, 2)
+    address, port = rank.ready()
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind((address, port))
+
+
+async def test_a_rank_that_waits_in_vain_says_for_whom_and_how_long(ray_session: None, spec: Any) -> None:
+    import ray
+
+    lonely = ray.remote(LearnerActor).options(num_cpus=0).remote(plain(spec, deadline_seconds=1.0), 0, 2)
+    address, port = await lonely.ready.remote()
+    expected = rf"rank 0 of 2 did not meet the others at {address}:{port} within learner\.deadline_seconds=1"
+    with pytest.raises(DeadlineError, match=expected):
+        await answer("learner-0", lonely.start.remote(address, port), "its start", 60.0)
+    ray.kill(lonely)
+
+
 async def test_a_late_rank_is_named(group: LearnerGroup) -> None:
-    with pytest.raises(DeadlineError, match=r"_sleep_on_last: no answer from learner-1 within 0\.5 s"):
-        await group.apply(_sleep_on_last, deadline_seconds=0.5)
+    with pytest.raises(DeadlineError, match=r"_sleep_on_last: no answer from learner-1 within 2 s"):
+        await group.apply(_sleep_on_last, deadline_seconds=2.0)
 
 
 def _sleep_on_last(rank: Any) -> None:
     import time
 
-    time.sleep(3 * rank.rank)
+    time.sleep(4 * rank.rank)
 
 
 async def test_a_dead_rank_is_named(group: LearnerGroup) -> None:
