@@ -1,4 +1,4 @@
-"""Small runs of the local backend: settings in, the run folder out, by the way that `launch.py train` takes."""
+"""Small runs of the local backend: settings in, the run folder out, by the way of `launch.py train`."""
 
 from __future__ import annotations
 
