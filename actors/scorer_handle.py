@@ -17,6 +17,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from rl_cluster.errors import DeadlineError, RLClusterError, WorkerDiedError
 from rl_cluster.protocols import Ref
+from rl_cluster.ray_answers import last_words
 from rl_cluster.trajectory import ScoreFailure, Scores
 
 Outcome = Scores | ScoreFailure
@@ -126,7 +127,8 @@ class RayScorer:
                 "the cluster may lack the CPUs or GPUs that it asks for"
             ) from None
         except RayActorError as error:
-            raise WorkerDiedError(name, f"it died while starting: {error}") from error
+            words = last_words(str(error))
+            raise WorkerDiedError(name, f"it died while starting: {error}{words}") from error
         except RayTaskError as error:
             # Ray wraps what the worker raised together with a traceback; the user wants the message.
             raise (error.cause if isinstance(error.cause, RLClusterError) else error) from None
@@ -197,7 +199,7 @@ class RayScorer:
                 self._waiting.extendleft(reversed(tickets))
                 return
             self._replace(slot)
-            self._fail(tickets, "died", f"worker {slot.name} died: {error}")
+            self._fail(tickets, "died", f"worker {slot.name} died: {error}{last_words(str(error))}")
         except ObjectLostError as error:
             raise WorkerDiedError(
                 "holder of a group", f"the group is lost before it was scored: {error}"

@@ -15,17 +15,14 @@ from rl_cluster.errors import ScorerError
 from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.episodes import roll_out
 from rl_cluster.loop.producer import Scoring
-from rl_cluster.protocols import Ref
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, ScoreFailure
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """scores: float64 [prompts, samples]. groups: Refs of the TrajectoryGroups, in the prompts' order."""
+    """metrics: eval/… as they are logged."""
 
-    scores: np.ndarray
     metrics: dict[str, float | None]
-    groups: tuple[Ref, ...]
 
 
 class Evaluator:
@@ -51,8 +48,8 @@ class Evaluator:
     async def run(self) -> EvalResult:
         """Raises ScorerError when a group cannot be scored: an evaluation with holes is not comparable."""
         answers = await asyncio.gather(*(self._one(task) for task in self._tasks))
-        scores = np.stack([values for values, _, _ in answers])
-        lengths = np.concatenate([counts for _, counts, _ in answers])
+        scores = np.stack([values for values, _ in answers])
+        lengths = np.concatenate([counts for _, counts in answers])
         correct = (scores >= self._config.success_threshold).sum(axis=1)
         samples = self._config.samples_per_prompt
         metrics: dict[str, float | None] = {
@@ -62,9 +59,10 @@ class Evaluator:
         }
         for k in self._config.pass_at:
             metrics[f"eval/pass@{k}"] = float(np.mean([pass_at_k(samples, int(c), k) for c in correct]))
-        return EvalResult(scores, metrics, tuple(group for _, _, group in answers))
+        return EvalResult(metrics)
 
-    async def _one(self, task: GroupTask) -> tuple[np.ndarray, np.ndarray, Ref]:
+    async def _one(self, task: GroupTask) -> tuple[np.ndarray, np.ndarray]:
+        """The group's scores, float64 [samples], and how many tokens each sample drew."""
         played = await roll_out(self._pool, task, self._scoring.policy)
         if isinstance(played, ScoreFailure):
             raise _no_holes(played)
@@ -72,7 +70,7 @@ class Evaluator:
         scores = await self._scoring.score(group)
         if isinstance(scores, ScoreFailure):
             raise _no_holes(scores)
-        return self._scoring.weighted_sum(scores), np.array(summary.action_counts), group
+        return self._scoring.weighted_sum(scores), np.array(summary.action_counts)
 
 
 def _no_holes(failure: ScoreFailure) -> ScorerError:
