@@ -12,7 +12,6 @@ from rl_cluster.config.run import (
     CheckpointConfig,
     ClusterConfig,
     LearnerConfig,
-    LogConfig,
     ModelConfig,
     OptimizerConfig,
 )
@@ -91,7 +90,7 @@ class FitSection(Config):
 class FitDataConfig(Config):
     """Where the rows come from, what their columns are called, and how long they may be."""
 
-    source: Literal["jsonl", "parquet", "dataset", "given"] = "jsonl"
+    source: Literal["jsonl", "csv", "parquet", "dataset", "given"] = "jsonl"
     """given: the calling process hands the rows over."""
     path: str | None = None
     eval_path: str | None = None
@@ -129,6 +128,12 @@ class FitEvalConfig(Config):
     at_start: bool = True
 
 
+class FitLogConfig(Config):
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    progress: Literal["auto", "rich", "plain", "none"] = "auto"
+
+
 class FitConfig(Config):
     """Everything about one fit. Frozen; the resolved copy is saved as config.yaml in the run folder."""
 
@@ -144,4 +149,4 @@ class FitConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
     eval: FitEvalConfig = FitEvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    log: LogConfig = LogConfig()
+    log: FitLogConfig = FitLogConfig()

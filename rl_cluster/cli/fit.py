@@ -1,0 +1,63 @@
+"""What `fit` does: its arguments in; the assembly is called upon, or with --dry-run only the plan printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rl_cluster.cli.describe import describe_fit_plan
+from rl_cluster.cli.failures import log_failure
+from rl_cluster.config.fit import FitConfig
+from rl_cluster.config.fit_check import check_fit_config
+from rl_cluster.config.fit_plan import make_fit_plan
+from rl_cluster.config.load import load_as
+from rl_cluster.config.machine import find_machine
+from rl_cluster.errors import BadInputError
+from rl_cluster.run_folder import check_unused, open_run_folder, resolve_run_dir, run_dir_of
+
+
+def fit_command(config: str | None, overrides: Sequence[str], dry_run: bool, resume: Path | None) -> None:
+    """Check everything, then hand over to the assembly. Raises BadInputError or what the run raised."""
+    if resume is None and config is None:
+        raise BadInputError("give a recipe (fit configs/dpo.yaml) or a run to go on with (--resume RUN).")
+    if resume is None:
+        assert config is not None
+        resolved = resolve_run_dir(load_as(FitConfig, config, overrides))
+        check_unused(run_dir_of(resolved))
+    else:
+        resolved = _resumed(config, overrides, resume)
+    if dry_run:
+        machine = find_machine(resolved.cluster)
+        check_fit_config(resolved, machine, config or str(resume))
+        plan = make_fit_plan(resolved, machine)
+        Console(soft_wrap=True, highlight=False).print(describe_fit_plan(resolved, plan), markup=False)
+        return
+    from rl_cluster.assembly.fit import fit
+
+    log = run_dir_of(resolved) / "logs" / "run.log"
+    try:
+        fit(resolved, resume=resume)
+    except BadInputError:
+        raise
+    except KeyboardInterrupt:
+        again = f"fit --resume {run_dir_of(resolved)}"
+        print(f"interrupted; with checkpoints (checkpoint.every) it goes on by: {again}")
+        raise
+    except Exception as error:
+        if not log.parent.is_dir():
+            raise
+        raise log_failure(log, error) from error
+
+
+def _resumed(config: str | None, overrides: Sequence[str], resume: Path) -> FitConfig:
+    """The run's own configuration; overrides may change it (more epochs, another machine)."""
+    folder = open_run_folder(resume)
+    words = [*([config] if config else []), *overrides]
+    for word in words:
+        if "=" not in word:
+            raise BadInputError(f"{word}: --resume takes the configuration of the run; leave the recipe out.")
+        if word.startswith("run.dir="):
+            raise BadInputError(f"{word}: a run goes on in its own folder; leave it out.")
+    return load_as(FitConfig, folder.config, [*words, f"run.dir={str(folder.path)!r}"])
