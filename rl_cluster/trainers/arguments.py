@@ -235,6 +235,12 @@ def num_steps(
     return Counts(steps, updates_per_step, per_epoch)
 
 
+def check_backend(owner: str, backend: object) -> None:
+    """BadInputError for a backend that does not exist. owner: the configuration's class, for the message."""
+    if backend not in ("auto", "local", "ray"):
+        raise BadInputError(f"{owner}.backend={backend!r}: must be auto, local or ray.")
+
+
 def _warmup(args: TrainingArguments, updates: int) -> int:
     """Below 1, transformers takes warmup_steps for a share of all updates."""
     asked = args.warmup_steps

@@ -145,8 +145,8 @@ class CallbackHooks:
         if name not in named:
             known = ", ".join(key.removeprefix("eval_") for key in named if key.startswith("eval_"))
             raise BadInputError(
-                f"metric_for_best_model={self.args.metric_for_best_model!r}: the evaluation has no such metric, "
-                f"but: {known}."
+                f"metric_for_best_model={self.args.metric_for_best_model!r}: the evaluation has no such "
+                f"metric, but: {known}."
             )
         value, best = named[name], self.state.best_metric
         if best is not None and not (value > best if self.args.greater_is_better else value < best):

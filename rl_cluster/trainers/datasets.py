@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rl_cluster.data.encode import UnusablePromptError, encode_prompt
-from rl_cluster.data.rows import BadRow, refuse_bad_rows
+from rl_cluster.data.rows import BadRow, list_bad_rows
 from rl_cluster.errors import BadInputError
 from rl_cluster.trajectory import Prompt
 
@@ -40,13 +40,13 @@ def read_rows(dataset: Any, field: str) -> Rows:
 
 
 def read_prompts(
-    dataset: Any, tokenizer: Any, field: str, max_tokens: int | None = None
+    dataset: Any, tokenizer: Any, field: str, max_tokens: int | None = None, tools: Sequence[Any] = ()
 ) -> tuple[Prompt, ...]:
     """A prompt per row: of its token ids (`input_ids`, without what `attention_mask` hides) or of `prompt`.
 
-    `prompt` is text, or chat messages, rendered with the tokenizer's template. The other columns become
-    the prompt's metadata. max_tokens: the longest that is allowed. BadInputError lists the rows that cannot
-    be used.
+    `prompt` is text, or chat messages, rendered with the tokenizer's template, which is told of the tools.
+    The other columns become the prompt's metadata. max_tokens: the longest that is allowed. BadInputError
+    lists the rows that cannot be used.
     """
     rows = read_rows(dataset, field)
     prompts: list[Prompt] = []
@@ -54,14 +54,19 @@ def read_prompts(
     for number, row in enumerate(rows):
         place = f"{field} row {number}"
         try:
-            prompts.append(_prompt(row, place, tokenizer, max_tokens, field))
+            prompts.append(_prompt(row, place, tokenizer, max_tokens, field, tools))
         except UnusablePromptError as error:
             bad.append(BadRow(place, str(error)))
-    refuse_bad_rows(field, bad, len(rows), "refuse")
+    if bad:
+        raise BadInputError(
+            f"{field}: {len(bad)} of {len(rows)} rows cannot be used:\n{list_bad_rows(bad)}\nCorrect them."
+        )
     return tuple(prompts)
 
 
-def _prompt(row: dict[str, Any], place: str, tokenizer: Any, max_tokens: int | None, field: str) -> Prompt:
+def _prompt(
+    row: dict[str, Any], place: str, tokenizer: Any, max_tokens: int | None, field: str, tools: Sequence[Any]
+) -> Prompt:
     column = "input_ids" if row.get("input_ids") is not None else "prompt"
     if column not in row:
         columns = ", ".join(map(repr, row)) or "none"
@@ -71,7 +76,7 @@ def _prompt(row: dict[str, Any], place: str, tokenizer: Any, max_tokens: int | N
             f"{next(iter(row), 'text')!r}, 'prompt')."
         )
     asked = _token_ids(row) if column == "input_ids" else row["prompt"]
-    text, tokens = encode_prompt(tokenizer, asked)
+    text, tokens = encode_prompt(tokenizer, asked, list(tools))
     if max_tokens is not None and len(tokens) > max_tokens:
         raise UnusablePromptError(f"{len(tokens)} tokens, more than the {max_tokens} that are allowed")
     used = {column, "attention_mask"} if column == "input_ids" else {column}

@@ -13,22 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rl_cluster.assembly.given import Given
-from rl_cluster.assembly.train import load_tokenizer
 from rl_cluster.config.backend import choose_backend
 from rl_cluster.config.load import parse_config
-from rl_cluster.config.model_shape import find_shape
-from rl_cluster.config.run import ModelConfig, RunConfig
-from rl_cluster.data.encode import special_tokens
+from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError, ScorerError
 from rl_cluster.loop.report import Metrics
-from rl_cluster.modeling.load import check_model_path
 from rl_cluster.run_folder import check_unused
+from rl_cluster.trainers.arguments import read_settings
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import plain_metadata
+from rl_cluster.trainers.online_checks import num_parameters
 from rl_cluster.trainers.rewards_given import RewardSource
 from rl_cluster.trainers.session import TrainerSession, save_prompts, save_start
 from rl_cluster.trainers.weights_back import put_back
@@ -79,7 +77,7 @@ class OnlineRun:
 
     @property
     def model(self) -> Any:
-        """The policy as an object; of one that was given by name, the trained one is loaded when asked for."""
+        """The policy as an object; where it was given by name, it is loaded when asked for."""
         if isinstance(self._model, str):
             from transformers import AutoModelForCausalLM
 
@@ -161,7 +159,7 @@ class OnlineRun:
             _remove_old_run(self.folder)
         check_unused(self.folder)
         config = self._with_paths()
-        scorers = {s.name: s.scorer for s in self.parts.rewards if s.scorer is not None}
+        scorers = {s.name: s.scorer.score for s in self.parts.rewards if s.scorer is not None}
         return TrainerSession(
             config, self.parts.tokenizer, self.parts.train, Given(scorers=scorers, hooks=(self.hooks,))
         )
@@ -169,14 +167,14 @@ class OnlineRun:
     def _with_paths(self) -> RunConfig:
         """Models and prompts that are objects become files in RUN/start, which the configuration names."""
         parts, config = self.parts, self.config
-        reference = None if parts.reference is None else self._path_of(parts.reference, "reference")
         model = config.model.model_copy(
-            update={"path": self._path_of(parts.policy, "policy"), "reference_path": reference}
+            update={
+                "path": self._path_of(parts.policy, "policy"),
+                "reference_path": self._path_of(parts.reference, "reference"),
+            }
         )
         scorers = [
-            source.section(
-                None if source.module is None else self._path_of(source.module, f"reward-{number}")
-            )
+            source.section(self._path_of(source.module, f"reward-{number}", source.tokenizer))
             for number, source in enumerate(parts.rewards)
         ]
         ids = [prompt.tokens.tolist() for prompt in parts.train]
@@ -194,10 +192,10 @@ class OnlineRun:
         data["run"]["dir"] = str(self.folder)
         return parse_config(data, "")
 
-    def _path_of(self, model: Any, name: str) -> str:
-        if isinstance(model, str):
+    def _path_of(self, model: Any, name: str, tokenizer: Any = None) -> str | None:
+        if model is None or isinstance(model, str):
             return model
-        return str(save_start(self.folder, model, self.parts.tokenizer, name))
+        return str(save_start(self.folder, model, tokenizer or self.parts.tokenizer, name))
 
 
 def _remove_old_run(folder: Path) -> None:
@@ -212,59 +210,11 @@ def _remove_old_run(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def backend_of(asked: str, address: str | None, model: Any) -> Literal["local", "ray"]:
+def with_backend(config: RunConfig, asked: str, address: str | None, settings: Any, model: Any) -> RunConfig:
     """local for small models, unless a cluster is named or the user has chosen."""
+    if "cluster.backend" in read_settings(settings):
+        return config
     if address is not None and asked == "auto":
-        return "ray"
-    return choose_backend(asked, num_parameters(model))  # type: ignore[arg-type]
-
-
-def num_parameters(model: Any) -> int | None:
-    """Of a module, or of a folder or hub name; None where a name tells nothing."""
-    if not isinstance(model, str):
-        return sum(weight.numel() for weight in model.parameters())
-    shape = find_shape(ModelConfig(path=model))
-    return None if shape is None else shape.num_parameters
-
-
-def max_positions(model: Any) -> int | None:
-    """Tokens that the model has room for; None where unknown."""
-    if isinstance(model, str):
-        shape = find_shape(ModelConfig(path=model))
-        return None if shape is None else shape.max_positions
-    return getattr(model.config, "max_position_embeddings", None)
-
-
-def check_policy(model: Any, field: str) -> None:
-    """BadInputError unless model is a folder or hub name, or a transformers causal language model."""
-    if isinstance(model, str):
-        check_model_path(model)
-        return
-    usable = all(
-        callable(getattr(model, name, None)) for name in ("save_pretrained", "generate", "parameters")
-    )
-    if not usable or not hasattr(model, "config") or isinstance(model, type):
-        raise BadInputError(
-            f"{field} is {type(model).__name__} {model!r:.40}: give a transformers causal language model, or "
-            "the folder or hub name of one."
-        )
-    if hasattr(model, "peft_config"):
-        raise BadInputError(
-            f"{field} has adapters already. Merge them (merge_and_unload), or give the base model and a "
-            "peft_config."
-        )
-
-
-def check_tokenizer(tokenizer: Any, model: Any, field: str = "processing_class") -> Any:
-    """The tokenizer, or for None that of the model's folder. BadInputError for what is none."""
-    if tokenizer is None:
-        path = model if isinstance(model, str) else getattr(model, "name_or_path", "")
-        if not path:
-            raise BadInputError(
-                f"{field}=None: the model has no folder that a tokenizer could be loaded from."
-            )
-        return load_tokenizer(path, trust_remote_code=False)
-    if not callable(tokenizer) or not hasattr(tokenizer, "eos_token_id") or isinstance(tokenizer, type):
-        raise BadInputError(f"{field} is {type(tokenizer).__name__} {tokenizer!r:.40}: give a tokenizer.")
-    special_tokens(tokenizer)
-    return tokenizer
+        asked = "ray"
+    backend = choose_backend(asked, num_parameters(model))  # type: ignore[arg-type]
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"backend": backend})})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, SupportsFloat
 
 from rl_cluster.errors import BadInputError
@@ -15,24 +15,32 @@ TIMEOUT_SECONDS = 3600.0
 
 
 class CheckedScorer:
-    """A scorer f(prompts, responses, metadata) whose numbers are checked. problem: the first that was wrong.
+    """`score` is a scorer f(prompts, responses, metadata) of checked numbers. problem: the first wrong one.
 
     The loop reports a failing scorer by name; `problem` says in the user's words what to correct.
     """
 
-    def __init__(self, call: RewardCall, field: str, plain: Mapping[str, str] | None = None) -> None:
-        """plain: prompt's text -> what the function is to see in its place."""
+    def __init__(
+        self,
+        call: RewardCall,
+        field: str,
+        plain: Mapping[str, str] | None = None,
+        missing: float | None = None,
+    ) -> None:
+        """plain: prompt's text -> what the function is to see in its place. missing: what None counts as."""
         self._scorer = RewardScorer(call)
         self._field = field
         self._plain = plain or {}
+        self._missing = missing
         self.problem: BadInputError | None = None
 
-    async def __call__(
+    async def score(
         self, prompts: list[str], responses: list[str], metadata: list[dict[str, Any]]
     ) -> list[float]:
         shown = [self._plain.get(prompt, prompt) for prompt in prompts]
         try:
-            rewards = await self._scorer(shown, responses, metadata)
+            answers = await self._scorer(shown, responses, metadata)
+            rewards = [self._missing if answer is None else answer for answer in answers]
             return [
                 _finite(reward, self._field, text) for reward, text in zip(rewards, responses, strict=True)
             ]
@@ -56,12 +64,13 @@ def _finite(reward: Any, field: str, text: str) -> float:
 @dataclass(frozen=True)
 class RewardSource:
     """One reward. Exactly one of path, module and scorer: a sequence-classification checkpoint by name, such
-    a model as an object (saved at the start), or a function in this process."""
+    a model as an object (saved at the start, with `tokenizer` or else the policy's), or a function here."""
 
     name: str
     weight: float = 1.0
     path: str | None = None
     module: Any = None
+    tokenizer: Any = None
     scorer: CheckedScorer | None = None
 
     def section(self, saved: str | None = None) -> dict[str, Any]:
@@ -130,5 +139,5 @@ def distinct(sources: Sequence[RewardSource]) -> tuple[RewardSource, ...]:
     for source in sources:
         seen[source.name] = number = seen.get(source.name, 0) + 1
         name = source.name if number == 1 else f"{source.name}-{number}"
-        named.append(RewardSource(name, source.weight, source.path, source.module, source.scorer))
+        named.append(replace(source, name=name))
     return tuple(named)

@@ -18,6 +18,7 @@ from rl_cluster.trainers.arguments import (
     argument_sections,
     build_config,
     check_arguments,
+    check_backend,
     read_settings,
 )
 from rl_cluster.trainers.rloo_config import RLOOConfig
@@ -94,6 +95,17 @@ def check_rloo_config(config: RLOOConfig) -> None:
     if not isinstance(config, RLOOConfig):
         raise BadInputError(f"config={config!r:.60}: give an RLOOConfig, not {type(config).__name__}.")
     check_arguments(config)
+    _check_numbers(config)
+    _check_stops(config)
+    for name in SWITCHES:
+        if not isinstance(getattr(config, name), bool):
+            raise BadInputError(f"RLOOConfig.{name}={getattr(config, name)!r}: must be True or False.")
+    check_backend("RLOOConfig", config.backend)
+    if config.warmup_ratio and config.warmup_steps:
+        raise BadInputError("RLOOConfig.warmup_ratio and warmup_steps are both given: give one.")
+
+
+def _check_numbers(config: RLOOConfig) -> None:
     for name in WHOLE:
         check_whole_number(f"RLOOConfig.{name}", getattr(config, name))
     check_whole_number("RLOOConfig.num_sample_generations", config.num_sample_generations, at_least=0)
@@ -108,12 +120,13 @@ def check_rloo_config(config: RLOOConfig) -> None:
         check_number(f"RLOOConfig.{name}", getattr(config, name), above=0.0)
     if config.cliprange > 1:
         raise BadInputError(f"RLOOConfig.cliprange={config.cliprange!r}: must be at most 1.")
-    check_number("RLOOConfig.kl_coef", config.kl_coef, at_least=0.0)
+    for name in ("kl_coef", "warmup_ratio"):
+        check_number(f"RLOOConfig.{name}", getattr(config, name), at_least=0.0)
     if config.missing_eos_penalty is not None:
         check_number("RLOOConfig.missing_eos_penalty", config.missing_eos_penalty, at_least=0.0)
-    for name in SWITCHES:
-        if not isinstance(getattr(config, name), bool):
-            raise BadInputError(f"RLOOConfig.{name}={getattr(config, name)!r}: must be True or False.")
+
+
+def _check_stops(config: RLOOConfig) -> None:
     if config.stop_token not in (None, "eos"):
         raise BadInputError(
             f'RLOOConfig.stop_token={config.stop_token!r}: must be "eos" or None; name another token with '
@@ -125,10 +138,6 @@ def check_rloo_config(config: RLOOConfig) -> None:
         )
     if config.stop_token_id is not None:
         check_whole_number("RLOOConfig.stop_token_id", config.stop_token_id, at_least=0)
-    if config.backend not in ("auto", "local", "ray"):
-        raise BadInputError(f"RLOOConfig.backend={config.backend!r}: must be auto, local or ray.")
-    if config.warmup_ratio and config.warmup_steps:
-        raise BadInputError("RLOOConfig.warmup_ratio and warmup_steps are both given: give one.")
 
 
 def batches_of(config: RLOOConfig, num_prompts: int) -> Batches:
