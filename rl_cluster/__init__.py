@@ -52,7 +52,11 @@ _HOMES = {
         "RewardModelConfig",
         "RewardModelTrainer",
     ),
+    "rl_cluster.trainers.grpo": ("GRPOTrainer",),
+    "rl_cluster.trainers.grpo_config": ("GRPOConfig",),
     "rl_cluster.trainers.preference_dataset": ("PreferenceDataset",),
+    "rl_cluster.trainers.rloo": ("RLOOTrainer",),
+    "rl_cluster.trainers.rloo_config": ("RLOOConfig",),
 }
 """Module -> the names that `from rl_cluster import …` finds there."""
 
