@@ -80,8 +80,9 @@ class RolloutActor:
         """
         from rl_cluster.environments.hosting import EnvironmentPool
 
-        self._environments = EnvironmentPool(load_pickled(factory), self._tokenizer, settings)
-        await self._environments.prepare()
+        environments = EnvironmentPool(load_pickled(factory), self._tokenizer, settings)
+        await environments.prepare()
+        self._environments = environments
 
     async def call(self, method: str, *args: Any) -> Any:
         """Engine.method(*args): what the publisher and the supervisor use."""

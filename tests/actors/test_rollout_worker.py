@@ -6,6 +6,8 @@ One engine for the whole file, so the tests build on each other: the last one ki
 import asyncio
 import os
 import signal
+import threading
+from functools import partial
 
 import numpy as np
 import psutil
@@ -17,7 +19,9 @@ from actors.rollout_worker import create_rollout_worker
 from learners.spec import LearnerSpec
 from learners.start import start_local_learner
 from learners.weight_sender import LearnerSender
-from rl_cluster.errors import DeadlineError, WeightSyncError, WorkerDiedError
+from rl_cluster.config.environment import EnvironmentConfig
+from rl_cluster.environments import Observation, RLEnvironment, StepResult
+from rl_cluster.errors import BadInputError, DeadlineError, WeightSyncError, WorkerDiedError
 from rl_cluster.loop.publisher import EnginePublisher, PublisherSpec
 from rl_cluster.trajectory import GroupTask, Prompt
 from tests.actors.publishing import PROMPT, perturb, sampling, transformers_logprobs
@@ -137,6 +141,40 @@ async def test_an_engine_that_hangs_is_named_and_serves_nothing_until_it_has_a_c
     await _publisher(learner, worker, deadline_seconds=60).publish(4)
     summary, _ = await worker.rollout(_task())
     assert (summary.min_version, summary.max_version) == (4, 4)
+
+
+class PaysPerToken(RLEnvironment):
+    """One response per episode; pays 1 per token of it."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def reset(self):
+        raise AssertionError("a run starts episodes with `start`")
+
+    def start(self, prompt, metadata, seed):
+        return Observation([PROMPT], [[1] * len(PROMPT)], prompt)
+
+    def step(self, action):
+        return StepResult(float(len(action)), True, metrics={"tokens": float(len(action))})
+
+
+class Door(PaysPerToken):
+    def __init__(self, tokenizer):
+        raise KeyError("door")
+
+
+async def test_an_environment_travels_to_the_worker_and_plays_there(worker):
+    settings = EnvironmentConfig()
+    with pytest.raises(BadInputError, match="making the environment: KeyError: 'door'"):
+        await worker.set_environment(Door, settings, 60)
+    with pytest.raises(BadInputError, match="cannot be sent to the rollout workers: TypeError"):
+        await worker.set_environment(partial(PaysPerToken, threading.Lock()), settings, 60)
+    await worker.set_environment(PaysPerToken, settings, 60)
+    summary, ref = await worker.rollout(_task())
+    group = await ref
+    assert tuple(int(t.reward) for t in group.trajectories) == summary.action_counts
+    assert [t.components["tokens"] for t in group.trajectories] == [t.reward for t in group.trajectories]
 
 
 async def test_a_killed_worker_is_named_and_takes_its_engine_along(worker, learner):
