@@ -38,6 +38,10 @@ _HOMES = {
         "VarianceLoss",
         "compute_ppo_loss",
     ),
+    "rl_cluster.trainers.ppo": ("PPOTrainer",),
+    "rl_cluster.trainers.ppo_buffer": ("AdaptiveKLController", "PPOBuffer"),
+    "rl_cluster.trainers.ppo_config": ("PPOConfig",),
+    "rl_cluster.trainers.ppo_model": ("PPOModel", "ValueHead"),
     "rl_cluster.pipeline": (
         "AsyncTrainingClient",
         "AsyncTrainingFuture",

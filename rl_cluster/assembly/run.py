@@ -35,8 +35,9 @@ from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, Scores, Traje
 if TYPE_CHECKING:
     from learners.group import LearnerGroup
 
-FIRST_FREE_GROUP = 2**40
-"""Ids of groups that the caller samples, far above those of the training stream (they seed the samples)."""
+FIRST_FREE_GROUP = 2**30
+"""Ids of groups that the caller samples, far above those of the training stream (they seed the samples), and
+such that they fit the int32 of a batch."""
 
 
 class Cluster(Protocol):

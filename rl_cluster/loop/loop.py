@@ -202,9 +202,11 @@ class TrainingLoop:
             for scores in group.scores:
                 columns.setdefault(scores.name, []).append(scores.values)
         summaries = [group.summary for group in groups]
+        # Scores that the caller brought come from no scorer, and count as they are.
+        weights = {name: self._workers.scoring.weights.get(name, 1.0) for name in columns}
         shaped = shape_scores(
             {name: np.concatenate(values) for name, values in columns.items()},
-            self._workers.scoring.weights,
+            weights,
             action_counts=[count for s in summaries for count in s.action_counts],
             ended_with_eos=[flag for s in summaries for flag in s.ended_with_eos],
             max_new_tokens=self._config.rollout.max_new_tokens,

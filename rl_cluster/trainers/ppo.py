@@ -1,10 +1,11 @@
 """PPOTrainer: a model, prompts and a reward in; the trained model and its metrics out, on the run below.
 
-A front: it builds a RunConfig (ppo_run_config.py) and calls an open run (ppo_run.py); nothing is computed here.
+A front: it builds a RunConfig (ppo_run_config.py) and calls an open run (ppo_run.py).
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from rl_cluster.algorithms.advantages import gae
 from rl_cluster.algorithms.kl import kl_per_token
-from rl_cluster.assembly.run import train_sampling
 from rl_cluster.checks import check_whole_number
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
@@ -24,25 +24,19 @@ from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import STATE_FILE, checkpoint_steps
 from rl_cluster.protocols import SampleRow
 from rl_cluster.trainers.ppo_arguments import read_arguments
+from rl_cluster.trainers.ppo_checks import estimator_of, kl_config
 from rl_cluster.trainers.ppo_data import make_dataloader
 from rl_cluster.trainers.ppo_environment import EnvironmentSource, is_environment
-from rl_cluster.trainers.ppo_history import PPOHistory, step_stats
+from rl_cluster.trainers.ppo_history import PPOHistory
+from rl_cluster.trainers.ppo_loop import TensorLoop
 from rl_cluster.trainers.ppo_prompts import encode_rows, read_rows
 from rl_cluster.trainers.ppo_run import Opening, PPORun
-from rl_cluster.trainers.ppo_run_config import estimator_of, kl_config
-from rl_cluster.trainers.ppo_tensors import (
-    brought_group,
-    padded,
-    query_prompt,
-    response_ids,
-    sampling_of,
-    score_column,
-    token_rows,
-)
+from rl_cluster.trainers.ppo_tensors import padded, prompt_ids, query_prompt, response_ids, score_column
 from rl_cluster.trainers.reward_signatures import RewardCall, checked_rewards, reward_call
-from rl_cluster.trajectory import Prompt, SamplingSpec, TrajectoryGroup
+from rl_cluster.trainers.session import TrainerSession
+from rl_cluster.trajectory import Prompt
 
-NOTHING = "PPOTrainer.reward_fn: there is none to score responses with. Give reward_fn=, or train on an environment."
+NO_REWARD = "PPOTrainer.reward_fn: there is none to score with. Give reward_fn=, or train on an environment."
 
 
 class PPOTrainer:
@@ -99,7 +93,7 @@ class PPOTrainer:
                 self.dataset, self.tokenizer, self.config.batch_size, self.config.seed, data_collator
             )
         self._environment: EnvironmentSource | None = None
-        self._generated: dict[tuple[int, ...], tuple[TrajectoryGroup, SamplingSpec]] = {}
+        self._loop = TensorLoop(self._run, self._open_for_sampling)
 
     @property
     def model(self) -> Any:
@@ -114,12 +108,12 @@ class PPOTrainer:
 
     @property
     def ref_model(self) -> Any:
-        """The reference that was given; None: the model as it was at the start, which only the workers hold."""
+        """The reference that was given; None: the model as it started, which only the workers hold."""
         return None if self._run.reference is None else self._run.reference.module
 
     @property
     def dataloader(self) -> DataLoader[dict[str, Any]]:
-        """Batches of config.batch_size rows as dicts of lists: input_ids, query and the data set's columns."""
+        """Batches of config.batch_size rows as dicts of lists: input_ids, query, the data set's columns."""
         if self._dataloader is None:
             raise BadInputError("PPOTrainer.dataset: there is none to make a dataloader of. Give dataset=.")
         return self._dataloader
@@ -145,14 +139,13 @@ class PPOTrainer:
         seen = len(self._run.log.rows)
         session.train(PromptSets(tuple(opening.prompts), self._eval_prompts), num_iterations)
         self._run.take_weights()
-        session.background.call(session.run.export())
         model = self._run.model.module if self._run.model.is_loaded else None
         return PPOHistory.of(self._run.log.rows[seen:], model or self.model)
 
     def _opening(self, prompts: Any, metadata: Any) -> Opening:
         if not is_environment(prompts):
             if self._reward is None:
-                raise BadInputError(NOTHING)
+                raise BadInputError(NO_REWARD)
             self._run.scorer.call = self._reward
             return Opening(self._encode("prompts", prompts, metadata))
         from rl_cluster.environments.for_runs import prompts_of
@@ -170,7 +163,7 @@ class PPOTrainer:
             raise BadInputError("evaluate: no prompts were given, here or as PPOTrainer(eval_prompts=...).")
         chosen = self._eval_prompts if prompts is None else self._encode("prompts", prompts, metadata)
         if self._reward is None and self._environment is None:
-            raise BadInputError(NOTHING)
+            raise BadInputError(NO_REWARD)
         self._run.scorer.call = self._reward
         session = self._open_for_sampling(chosen)
         return session.background.call(session.run.evaluate(PromptSets((), chosen)))
@@ -181,17 +174,10 @@ class PPOTrainer:
         """(texts, {"sequences": int64 [N, L] padded on the right, "response_ids", "prompt_ids": lists of
         int64 tensors}), at config.temperature and config.top_p."""
         encoded = self._encode("prompts", prompts)
-        session = self._open_for_sampling(encoded)
-        sampling = sampling_of(
-            {
-                "max_new_tokens": self.config.max_new_tokens if max_new_tokens is None else max_new_tokens,
-                "top_p": self.config.top_p,
-            },
-            train_sampling(session.config),
-        )
-        groups = self._sample(encoded, sampling)
+        most = self.config.max_new_tokens if max_new_tokens is None else max_new_tokens
+        groups = self._loop.sample(encoded, {"max_new_tokens": most, "top_p": self.config.top_p})
         responses = [response_ids(group) for group in groups]
-        queries = [torch.from_numpy(prompt.tokens.astype(np.int64)) for prompt in encoded]
+        queries = [prompt_ids(group) for group in groups]
         sequences = [torch.cat(pair) for pair in zip(queries, responses, strict=True)]
         pad = special_tokens(self.tokenizer).pad
         outputs = {"sequences": padded(sequences, pad), "response_ids": responses, "prompt_ids": queries}
@@ -206,16 +192,10 @@ class PPOTrainer:
         default: as train() samples. step() takes what was drawn at config.temperature, untruncated.
         """
         single = isinstance(query_tensor, torch.Tensor) and query_tensor.ndim == 1
-        prompts = self._queries("generate: query_tensors", [query_tensor] if single else query_tensor)
-        session = self._open_for_sampling(prompts)
-        sampling = sampling_of(generation_kwargs, train_sampling(session.config))
-        groups = self._sample(prompts, sampling)
-        # What step() has not been given since the last call will not be asked for any more.
-        self._generated = {_key(group): (group, sampling) for group in groups}
+        groups = self._loop.generate([query_tensor] if single else query_tensor, generation_kwargs)
         responses = [response_ids(group) for group in groups]
         if return_prompt:
-            queries = [torch.from_numpy(prompt.tokens.astype(np.int64)) for prompt in prompts]
-            responses = [torch.cat(pair) for pair in zip(queries, responses, strict=True)]
+            responses = [torch.cat([prompt_ids(g), r]) for g, r in zip(groups, responses, strict=True)]
         return responses[0] if single else responses
 
     def step(self, queries: Any, responses: Any, scores: Any) -> dict[str, float | None]:
@@ -224,41 +204,7 @@ class PPOTrainer:
         queries, responses: token ids, one row each. scores: one finite number each. Returns the metrics,
         under their own names and TRL's.
         """
-        prompts = self._queries("step: queries", queries)
-        rows = token_rows("step: responses", responses, len(self.tokenizer))
-        if len(rows) != len(prompts):
-            raise BadInputError(
-                f"step: {len(rows)} responses for {len(prompts)} queries; give one response each."
-            )
-        values = score_column(scores, len(rows))
-        session = self._open_for_sampling(prompts)
-        groups = [self._known_or_brought(i, prompts[i], row) for i, row in enumerate(rows)]
-        columns = [np.array([value]) for value in values]
-        metrics = session.background.call(session.run.train_on(groups, columns))
-        self._run.take_weights()
-        return step_stats(metrics, self.config.value_coef)
-
-    def _known_or_brought(self, index: int, prompt: Prompt, response: list[int]) -> TrajectoryGroup:
-        assert self._run.session is not None
-        run = self._run.session.run
-        longest = run.plan.derived.max_sequence_tokens
-        if len(prompt.tokens) + len(response) > longest:
-            raise BadInputError(
-                f"step: query and response {index} have {len(prompt.tokens) + len(response)} tokens, more than "
-                f"the {longest} of max_prompt_length and max_new_tokens together."
-            )
-        known = self._generated.get((*prompt.tokens.tolist(), -1, *response))
-        if known is None:
-            return brought_group(index, prompt, response, run.step, self.tokenizer)
-        group, sampling = known
-        training = train_sampling(self._run.session.config)
-        if sampling.top_p < 1 or sampling.top_k > 0 or sampling.temperature != training.temperature:
-            raise BadInputError(
-                f"step: response {index} was generated with temperature={sampling.temperature:g}, top_p="
-                f"{sampling.top_p:g}, top_k={sampling.top_k}. PPO's ratios are about the whole distribution at "
-                f"PPOConfig.temperature={training.temperature:g}: generate with that and with top_p=1, top_k=0."
-            )
-        return group
+        return self._loop.step(queries, responses, scores)
 
     def log_stats(
         self,
@@ -267,7 +213,7 @@ class PPOTrainer:
         rewards: Any,
         columns_to_log: Sequence[str] = ("query", "response"),
     ) -> None:
-        """Write the batch's texts and rewards to samples.jsonl of the run folder, and a line to the console."""
+        """Write texts and rewards to samples.jsonl of the run folder, and a line to the console."""
         query, response = ([*columns_to_log, "", ""])[:2]
         missing = [name for name in (query, response) if name not in batch]
         if missing:
@@ -287,20 +233,20 @@ class PPOTrainer:
 
     def train_step(self, batch: Mapping[str, Any]) -> dict[str, float | None]:
         """One iteration. batch: queries, responses (token ids) and rewards, as PPOBuffer.get() gives them; or
-        prompts (and metadata), which are then answered and scored. Returns train()'s columns, one number each.
+        prompts (and metadata), which are answered and scored first. Returns train()'s columns, a number each.
         """
         queries = batch.get("queries", batch.get("input_ids"))
         if queries is None:
             if "prompts" not in batch:
                 raise BadInputError(
-                    f"train_step: batch has {sorted(batch)}: prompts, or queries, responses and rewards needed."
+                    f"train_step: batch has {sorted(batch)}: give prompts, or queries, responses and rewards."
                 )
             prompts = self._encode("prompts", batch["prompts"], batch.get("metadata"))
             queries = [prompt.tokens.tolist() for prompt in prompts]
             responses = self.generate(queries)
             texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
             if self._reward is None:
-                raise BadInputError(NOTHING)
+                raise BadInputError(NO_REWARD)
             answer = self._reward([p.text for p in prompts], texts, [dict(p.metadata) for p in prompts])
             rewards: Any = checked_rewards(answer, len(prompts))
         else:
@@ -332,7 +278,7 @@ class PPOTrainer:
         return advantages, returns
 
     def compute_kl_penalty(self, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-        """What is subtracted from each token's reward: kl_coef × the estimator of config.kl_penalty; any shape."""
+        """What each token's reward loses: kl_coef × the estimator of config.kl_penalty; any shape."""
         if logprobs.shape != ref_logprobs.shape:
             raise BadInputError(
                 f"compute_kl_penalty: shapes {list(logprobs.shape)} and {list(ref_logprobs.shape)} differ."
@@ -340,7 +286,7 @@ class PPOTrainer:
         return self.kl_coef * kl_per_token(logprobs, ref_logprobs, estimator_of(self.config))
 
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
-        """Weights, optimizer, critic, KL controller, position; path: default checkpoints/step-N of the run."""
+        """Weights, optimizer, critic, β, position; path: default checkpoints/step-N of the run."""
         session = self._run.session
         if session is None:
             raise BadInputError("save_checkpoint: nothing has been trained yet; train first.")
@@ -348,7 +294,7 @@ class PPOTrainer:
         return session.background.call(session.run.save(folder))
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Go on from what save_checkpoint (or save_every) wrote; path: its folder, or a run's, whose newest counts.
+        """Go on from what save_checkpoint (or save_every) wrote. path: its folder, or a run's (the newest).
 
         Takes effect at the next call. BadInputError where there is none.
         """
@@ -361,6 +307,14 @@ class PPOTrainer:
                 f"load_checkpoint: there is no checkpoint in {folder}. Give the folder of one."
             )
         self._run.go_on_from(folder)
+
+    def save_model(self, output_dir: str | Path | None = None) -> Path:
+        """A Hugging Face folder (adapters under LoRA), with tokenizer; default: model/ of the run."""
+        session = self._open_for_sampling([])
+        session.background.call(session.run.export())
+        if output_dir is None:
+            return session.folder.model
+        return Path(shutil.copytree(session.folder.model, Path(output_dir).expanduser(), dirs_exist_ok=True))
 
     def close(self) -> None:
         """End the workers; files and the model object stay. The second call does nothing."""
@@ -376,30 +330,9 @@ class PPOTrainer:
         rows = read_rows(field, prompts, metadata)
         return encode_rows(field, rows, self.tokenizer, self._run.prompt_limit)
 
-    def _queries(self, field: str, queries: Any) -> tuple[Prompt, ...]:
-        rows = token_rows(field, queries, len(self.tokenizer))
-        limit = self._run.prompt_limit
-        return tuple(query_prompt(f"{field}[{i}]", row, self.tokenizer, limit) for i, row in enumerate(rows))
-
-    def _open_for_sampling(self, prompts: Sequence[Prompt]) -> Any:
+    def _open_for_sampling(self, prompts: Sequence[Prompt]) -> TrainerSession:
         """prompts: of the call; an end token alone where there are none."""
         if not prompts:
-            prompts = self._queries("", [[special_tokens(self.tokenizer).eos]])
+            eos = special_tokens(self.tokenizer).eos
+            prompts = (query_prompt("nothing", [eos], self.tokenizer, self._run.prompt_limit),)
         return self._run.open(Opening(prompts, self._environment), self._eval_prompts)
-
-    def _sample(self, prompts: Sequence[Prompt], sampling: SamplingSpec) -> list[TrajectoryGroup]:
-        assert self._run.session is not None
-        run = self._run.session.run
-        longest = run.plan.derived.max_sequence_tokens
-        for prompt in prompts:
-            if len(prompt.tokens) + sampling.max_new_tokens > longest:
-                raise BadInputError(
-                    f"max_new_tokens={sampling.max_new_tokens}: with {prompt.prompt_id} it makes "
-                    f"{len(prompt.tokens) + sampling.max_new_tokens} tokens, and the run has room for {longest} "
-                    "(max_prompt_length + PPOConfig.max_new_tokens). Lower it, or raise those."
-                )
-        return self._run.session.background.call(run.generate(prompts, 1, sampling))
-
-
-def _key(group: TrajectoryGroup) -> tuple[int, ...]:
-    return (*group.prompt.tokens.tolist(), -1, *response_ids(group).tolist())

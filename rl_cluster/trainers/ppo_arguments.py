@@ -48,13 +48,13 @@ def read_arguments(config: Any, positional: Sequence[Any], named: Mapping[str, A
     reference, tokenizer = values["ref_model"], values["tokenizer"]
     if tokenizer is not None and not is_tokenizer(tokenizer):
         raise BadInputError(
-            f"PPOTrainer.tokenizer is {type(tokenizer).__name__} {tokenizer!r:.60}: give a tokenizer, such as "
-            "AutoTokenizer.from_pretrained(model_name)."
+            f"PPOTrainer.tokenizer is {type(tokenizer).__name__} {tokenizer!r:.60}: give a tokenizer, such "
+            "as AutoTokenizer.from_pretrained(model_name)."
         )
     if values["dataset"] is not None and not is_dataset(values["dataset"]):
         raise BadInputError(
-            f"PPOTrainer.dataset is {type(values['dataset']).__name__} {values['dataset']!r:.60}: give a list "
-            "or a data set whose items can be counted."
+            f"PPOTrainer.dataset is {type(values['dataset']).__name__} {values['dataset']!r:.60}: give a "
+            "list or a data set whose items can be counted."
         )
     return PPOArguments(
         config=config,
@@ -118,7 +118,7 @@ def checked_model(name: str, model: Any) -> ModelSource:
     module = model.base_model if isinstance(model, PPOModel) else model
     if hasattr(module, "peft_config"):
         raise BadInputError(
-            f"PPOTrainer.{name}: is a PEFT model, whose base would be lost. Give model.merge_and_unload(), and "
+            f"PPOTrainer.{name}: is a PEFT model, whose base would be lost. Give model.merge_and_unload(); "
             'train adapters with PPOConfig(settings={"model.lora.rank": 16}).'
         )
     causal = isinstance(module, nn.Module) and all(

@@ -8,7 +8,6 @@ from typing import Any
 
 from rl_cluster.errors import BadInputError
 
-
 CLIP_RATIO = 0.2
 
 
@@ -108,7 +107,7 @@ class PPOConfig:
     progress: str = "auto"
     """auto, rich, plain or none: what is shown in the terminal."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Any other setting of a run by its dotted name, such as {"learner.num_ranks": 2}; it has the last word."""
+    """Any other setting of a run by its dotted name, such as {"learner.num_ranks": 2}; has the last word."""
 
     clip_param: InitVar[float | None] = None
     """Another name of clip_ratio."""
@@ -118,8 +117,8 @@ class PPOConfig:
             return
         if self.clip_ratio not in (clip_param, CLIP_RATIO):
             raise BadInputError(
-                f"PPOConfig.clip_param={clip_param!r}: clip_ratio={self.clip_ratio!r} is given too, and the two "
-                "are one setting. Give one of them."
+                f"PPOConfig.clip_param={clip_param!r}: clip_ratio={self.clip_ratio!r} is given too. They are "
+                "one setting: give one of them."
             )
         self.clip_ratio = clip_param
 

@@ -28,8 +28,8 @@ class Queries(Dataset[dict[str, Any]]):
         row = {"query": row} if isinstance(row, str) else row
         if not isinstance(row, Mapping):
             raise BadInputError(
-                f"PPOTrainer.dataset[{index}] is {type(row).__name__}: must be a text, or a dict with input_ids "
-                "or query."
+                f"PPOTrainer.dataset[{index}] is {type(row).__name__}: must be a text, or a dict with "
+                "input_ids or query."
             )
         item = dict(row)
         text = next((item[name] for name in TEXT_COLUMNS if isinstance(item.get(name), str)), None)
@@ -57,7 +57,7 @@ def make_dataloader(
     queries = Queries(dataset, tokenizer)
     if len(queries) < batch_size:
         raise BadInputError(
-            f"PPOTrainer.dataset: {len(queries)} rows, fewer than PPOConfig.batch_size={batch_size}. Lower it."
+            f"PPOTrainer.dataset: {len(queries)} rows, less than PPOConfig.batch_size={batch_size}; lower it."
         )
     _ = queries[0]  # a wrong column is said now, not in the loop
     return DataLoader(

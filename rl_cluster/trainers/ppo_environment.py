@@ -1,4 +1,4 @@
-"""An environment of the caller's in; for a run that outlives several train() calls, copies that follow it out.
+"""An environment of the caller's in; copies that follow it through several train() calls out.
 
 Between two calls the caller may change the environment (set_difficulty): copies made before are then replaced
 at their next episode.

@@ -23,7 +23,7 @@ class PromptRow:
 
 
 def read_rows(field: str, prompts: Any, metadata: Any = None) -> list[PromptRow]:
-    """prompts: a list (or data set) of texts, chats, token ids, or of dicts with a column `prompt` or `query`.
+    """prompts: a list (or data set) of texts, chats, token ids, or dicts with a column `prompt` or `query`.
 
     metadata: a dict per prompt, or None. BadInputError names `field`.
     """

@@ -21,11 +21,12 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Hooks
 from rl_cluster.run_folder import resolve_run_dir, run_dir_of
 from rl_cluster.trainers.ppo_arguments import PPOArguments
+from rl_cluster.trainers.ppo_checks import num_mini_batches, prompt_limit
 from rl_cluster.trainers.ppo_config import PPOConfig
 from rl_cluster.trainers.ppo_environment import EnvironmentSource, temperature_of
 from rl_cluster.trainers.ppo_history import IterationLog
 from rl_cluster.trainers.ppo_prompts import plain
-from rl_cluster.trainers.ppo_run_config import RunPlace, ppo_run_config, prompt_limit
+from rl_cluster.trainers.ppo_run_config import RunPlace, ppo_run_config
 from rl_cluster.trainers.ppo_weights import UserModel
 from rl_cluster.trainers.reward_signatures import RewardScorer
 from rl_cluster.trainers.session import TrainerSession, choose_backend, save_prompts
@@ -120,7 +121,7 @@ class PPORun:
         given = Given(
             scorers={} if opening.environment is not None else {REWARD: self.scorer},
             environment=opening.environment,
-            hooks=self._hooks(),
+            hooks=self._hooks(str(run_dir)),
         )
         session = TrainerSession(ppo_run_config(config, place), self.tokenizer, opening.prompts, given)
         self.session, self._environment = session, opening.environment
@@ -152,7 +153,7 @@ class PPORun:
         if self.config.cluster is not None:
             if self.config.backend == "local":
                 raise BadInputError(
-                    f'PPOConfig.cluster={self.config.cluster!r}: backend="local" uses none. Set one of the two.'
+                    f'PPOConfig.cluster={self.config.cluster!r}: backend="local" uses none. Set one.'
                 )
             os.environ["RAY_ADDRESS"] = self.config.cluster
             return "ray"
@@ -169,12 +170,27 @@ class PPORun:
         saved = save_prompts(run_dir, *_columns(eval_prompts))
         return str(saved.rename(path))
 
-    def _hooks(self) -> tuple[Hooks, ...]:
+    def _hooks(self, run_dir: str) -> tuple[Hooks, ...]:
         if not self._callbacks:
             return (self.log,)
-        from rl_cluster.trainers.callbacks import as_hooks
+        from transformers import TrainingArguments
 
-        return (self.log, *as_hooks(self._callbacks))
+        from rl_cluster.trainers.callbacks import CallbackHooks
+
+        config = self.config
+        arguments = TrainingArguments(
+            output_dir=run_dir, logging_steps=1, report_to=[], per_device_train_batch_size=config.batch_size
+        )
+        updates = config.ppo_epochs * num_mini_batches(config)
+        model = self.model.module if self.model.is_loaded else None
+        hooks = CallbackHooks(
+            arguments,
+            self._callbacks,
+            updates_per_step=updates,
+            model=model,
+            processing_class=self.tokenizer,
+        )
+        return (self.log, hooks)
 
     def _check_unchanged(self, opening: Opening) -> None:
         if self.config != self._started_with:
@@ -184,7 +200,7 @@ class PPORun:
                 if value != getattr(self._started_with, name)
             ]
             raise BadInputError(
-                f"PPOConfig.{names[0]}: was changed after the workers had started, where it can no longer act. "
+                f"PPOConfig.{names[0]}: was changed after the workers had started, and can no longer act. "
                 "Change settings before the first call, or make a new trainer from trainer.model."
             )
         if opening.environment is not self._environment:

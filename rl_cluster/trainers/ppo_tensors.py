@@ -51,11 +51,11 @@ def query_prompt(place: str, ids: list[int], tokenizer: Any, limit: int) -> Prom
 
 
 IGNORED = ("pad_token_id", "batch_size", "remove_padding", "min_length", "min_new_tokens", "use_cache")
-"""generation_kwargs without effect on what is drawn here; the minimal lengths only where they ask for none."""
+"""generation_kwargs without effect here; the least lengths only where they ask for none."""
 
 
 def sampling_of(kwargs: Mapping[str, Any], default: SamplingSpec) -> SamplingSpec:
-    """transformers' generation_kwargs as a SamplingSpec. BadInputError for those that would have no effect."""
+    """transformers' generation_kwargs as a SamplingSpec. BadInputError for those that could not act."""
     known = ("max_new_tokens", "temperature", "top_p", "top_k", "do_sample", "eos_token_id", "stop_strings")
     for name, value in kwargs.items():
         if name == "num_return_sequences" and value == 1:
@@ -79,7 +79,7 @@ def sampling_of(kwargs: Mapping[str, Any], default: SamplingSpec) -> SamplingSpe
     stop_ids = () if ends is None else tuple(ends) if isinstance(ends, Sequence) else (ends,)
     if any(token < 0 for token in stop_ids):
         raise BadInputError(
-            f"generate: eos_token_id={ends!r}: is not a token id. A response always ends at the tokenizer's own."
+            f"generate: eos_token_id={ends!r}: is no token id. A response always ends at the tokenizer's own."
         )
     strings = kwargs.get("stop_strings") or ()
     return SamplingSpec(
@@ -96,6 +96,11 @@ def response_ids(group: TrajectoryGroup) -> torch.Tensor:
     """int64 [R]: what the policy drew, the end token included; the first sample's."""
     trajectory = group.trajectories[0]
     return torch.from_numpy(trajectory.tokens[len(group.prompt.tokens) :].astype(np.int64))
+
+
+def prompt_ids(group: TrajectoryGroup) -> torch.Tensor:
+    """int64 [P]."""
+    return torch.from_numpy(group.prompt.tokens.astype(np.int64))
 
 
 def brought_group(

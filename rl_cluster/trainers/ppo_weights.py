@@ -1,4 +1,4 @@
-"""A user's model in; the folder that the workers load, and afterwards the trained weights in that very object."""
+"""A user's model in; the folder that the workers load, and in the end the trained weights in that object."""
 
 from __future__ import annotations
 

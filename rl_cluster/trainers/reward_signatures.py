@@ -55,7 +55,7 @@ class RewardCall:
 
 
 def reward_call(reward: Any, tokenizer: Any, field: str = "reward_fn") -> RewardCall:
-    """reward: a function, or a model. tokenizer: for models. BadInputError, which names `field`, for others."""
+    """reward: a function, or a model. tokenizer: for models. BadInputError names `field`."""
     if callable(getattr(reward, "as_reward_fn", None)):
         return RewardCall(reward.as_reward_fn(tokenizer), "batch", metadata="position")
     if callable(getattr(reward, "predict_rewards", None)):
@@ -66,7 +66,7 @@ def reward_call(reward: Any, tokenizer: Any, field: str = "reward_fn") -> Reward
         )
     if hasattr(reward, "parameters") and hasattr(reward, "state_dict"):
         raise BadInputError(
-            f"{field} is a {type(reward).__name__}, a module that scores no texts: it has no predict_rewards. "
+            f"{field} is a {type(reward).__name__}, a module that scores no texts: no predict_rewards. "
             f"Give a RewardModel, or a function {FORMS} that calls it."
         )
     return _read_signature(reward, field)
