@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rl_cluster.cli.failures import run_guarded
+from rl_cluster.cli.llm import add_llm
 
 app = typer.Typer(
     name="rl-cluster",
@@ -45,6 +46,23 @@ def train(
     train_command(config, overrides or [], dry_run, resume)
 
 
+@app.command()
+def fit(
+    config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A YAML recipe of a fit.")] = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print configuration, learner ranks, memory; start nothing.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a fit from its newest checkpoint.")
+    ] = None,
+) -> None:
+    """Train on fixed data: SFT, DPO, ORPO, KTO or a reward model."""
+    from rl_cluster.cli.fit import fit_command
+
+    fit_command(config, overrides or [], dry_run, resume)
+
+
 @app.command("eval")
 def evaluate(
     source: Annotated[
@@ -72,6 +90,9 @@ def plot(
     from rl_cluster.cli.commands import plot_command
 
     plot_command(runs, out, metric or [], title)
+
+
+add_llm(app)
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rl_cluster.config.fit import FitConfig
+from rl_cluster.config.fit_plan import FitPlan
 from rl_cluster.config.load import dump_config
 from rl_cluster.config.machine import GIB
 from rl_cluster.config.memory import Memory, kv_cache_tokens
@@ -20,6 +22,27 @@ def describe_plan(config: RunConfig, plan: Plan) -> str:
     }
     if plan.advice:
         sections["Consider"] = "\n".join(f"! {sentence}" for sentence in plan.advice)
+    return "\n\n".join(f"{title}\n{'─' * len(title)}\n{body}" for title, body in sections.items())
+
+
+def describe_fit_plan(config: FitConfig, plan: FitPlan) -> str:
+    """As describe_plan, for training on fixed data."""
+    run, memory = config.run, plan.workers[0].memory
+    rows = {
+        "objective": config.objective.name,
+        "length": f"{run.steps:,} steps" if run.steps else f"{run.epochs:,} epochs of the data",
+        "examples per step": f"{config.batch.rows_per_step:,}",
+        "longest sequence": f"{plan.max_length:,} tokens",
+        "device": plan.device,
+        "backend": config.cluster.backend,
+        "model": _model(plan),
+    }
+    sections = {
+        "Configuration": dump_config(config).rstrip(),
+        "What follows from it": _aligned(rows),
+        "Workers": _workers(plan),
+        "Memory per worker (estimate)": _sum(memory) if memory else "unknown, as the model's size is",
+    }
     return "\n\n".join(f"{title}\n{'─' * len(title)}\n{body}" for title, body in sections.items())
 
 
@@ -46,7 +69,7 @@ def _derived(config: RunConfig, plan: Plan) -> str:
     return _aligned(rows)
 
 
-def _model(plan: Plan) -> str:
+def _model(plan: Plan | FitPlan) -> str:
     shape = plan.shape
     if shape is None:
         return "size unknown: its config.json is not on this machine"
@@ -60,7 +83,7 @@ def _millions(count: int) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
 
 
-def _workers(plan: Plan) -> str:
+def _workers(plan: Plan | FitPlan) -> str:
     machine = plan.machine
     nodes = f"{machine.num_nodes} × " if machine.num_nodes > 1 else ""
     gpus = f", {machine.gpus} GPUs of {machine.gpu_memory / GIB:.0f} GiB" if machine.gpus else ", no GPU"

@@ -10,9 +10,9 @@ from rl_cluster.config.base import Config
 
 
 class FileSource(Config):
-    """JSONL, Parquet, or a folder written by `datasets.save_to_disk`."""
+    """JSONL, CSV, Parquet, or a folder written by `datasets.save_to_disk`."""
 
-    source: Literal["jsonl", "parquet", "dataset"]
+    source: Literal["jsonl", "csv", "parquet", "dataset"]
     path: str
     eval_path: str | None = None
     """Held-out rows; default: the last `held_out` rows of path."""

@@ -1,7 +1,8 @@
-"""Files on disk (JSONL, Parquet, a `datasets` folder) in, raw rows with their place out."""
+"""Files on disk (JSONL, CSV, Parquet, a `datasets` folder) in, raw rows with their place out."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -64,6 +65,28 @@ def _parse_line(line: bytes, place: str, prompt_column: str) -> Row | BadRow:
     return _row(value, place, prompt_column)
 
 
+def read_csv(path: Path, prompt_column: str, field: str) -> RawRows:
+    """The first line names the columns; every value is a string."""
+    if path.is_dir():
+        raise BadInputError(f"{field}={str(path)!r}: is a folder; source=csv reads one file.")
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restkey="", strict=True)
+            _check_column(reader.fieldnames or (), prompt_column, path, field)
+            numbered = [(reader.line_num, record) for record in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadInputError(f"{field}={str(path)!r}: not a CSV file: {error}") from error
+    rows: list[Row] = []
+    bad: list[BadRow] = []
+    for number, record in numbered:
+        place = f"{path}:{number}"
+        if "" in record or None in record.values():
+            bad.append(BadRow(place, f"more or fewer values than the {len(reader.fieldnames or ())} columns"))
+        else:
+            rows.append(_row(record, place, prompt_column))
+    return RawRows(tuple(rows), tuple(bad))
+
+
 def read_parquet(path: Path, prompt_column: str, field: str) -> RawRows:
     """One Parquet file, or a folder of them."""
     import pyarrow
@@ -114,6 +137,7 @@ def _row(record: Mapping[str, Any], place: str, prompt_column: str) -> Row:
 
 READERS: dict[str, Callable[[Path, str, str], RawRows]] = {
     "jsonl": read_jsonl,
+    "csv": read_csv,
     "parquet": read_parquet,
     "dataset": read_dataset_folder,
 }

@@ -6,15 +6,16 @@ The order is the one of `launch.py train`: everything is checked before the firs
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import OpenRun, open_run
 from rl_cluster.assembly.train import quieten_libraries, worker_session
+from rl_cluster.config.backend import BackendChoice as BackendChoice
+from rl_cluster.config.backend import choose_backend as choose_backend
 from rl_cluster.config.check import check_config
 from rl_cluster.config.machine import find_machine
 from rl_cluster.config.plan import make_plan
@@ -27,18 +28,6 @@ from rl_cluster.metrics.observer import open_observer
 from rl_cluster.run_folder import check_unused, create_run_folder
 from rl_cluster.trainers.background import BackgroundLoop
 from rl_cluster.trajectory import Prompt
-
-LOCAL_LIMIT = 20_000_000
-"""Parameters up to which a model is trained in this process unless a cluster is named."""
-
-BackendChoice = Literal["auto", "local", "ray"]
-
-
-def choose_backend(asked: BackendChoice, num_parameters: int) -> Literal["local", "ray"]:
-    """auto: a small model stays in this process, unless RAY_ADDRESS names a cluster."""
-    if asked != "auto":
-        return asked
-    return "local" if num_parameters <= LOCAL_LIMIT and not os.environ.get("RAY_ADDRESS") else "ray"
 
 
 def save_start(run_dir: Path, model: Any, tokenizer: Any, name: str = "policy") -> Path:

@@ -1,0 +1,151 @@
+"""Flags of sft, reward, dpo, orpo and kto in, the FitConfig that says the same out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_cluster.cli.llm_data import DataFile, find_data, require_column
+from rl_cluster.cli.llm_flags import Flags
+from rl_cluster.cli.llm_labels import has_labels_only, pairs_from_labels
+from rl_cluster.cli.llm_nested import COMMON_NAMES, backend_of, common, from_table, model_folder, nested
+from rl_cluster.config.fit import FitConfig
+from rl_cluster.config.load import apply_override, parse_as
+from rl_cluster.errors import BadInputError
+
+OBJECTIVE = {
+    "dpo_beta": "objective.beta",
+    "dpo_loss": "objective.loss",
+    "label_smoothing": "objective.label_smoothing",
+    "reference_free": "objective.reference_free",
+    "orpo_coef": "objective.coef",
+    "kto_beta": "objective.beta",
+    "desirable_weight": "objective.desirable_weight",
+    "undesirable_weight": "objective.undesirable_weight",
+}
+DATA = {
+    "model_max_length": "data.max_length",
+    "max_prompt_length": "data.max_prompt_length",
+    "margin_column": "data.margin_column",
+}
+LENGTH = {"max_steps": "run.steps", "warmup_ratio": "warmup_ratio"}
+FIT_NAMES = (
+    COMMON_NAMES
+    | OBJECTIVE
+    | DATA
+    | LENGTH
+    | {
+        "epochs": "run.epochs",
+        "batch_size": "batch.rows_per_step",
+        "model_ref": "objective.reference_model",
+        "data_path": "data.path",
+        "valid_split": "data.eval_path",
+        "prompt_text_column": "data.prompt_column",
+        "rejected_text_column": "data.rejected_column",
+        "label_column": "data.label_column",
+        "messages_column": "data.messages_column",
+    }
+)
+"""Flag -> setting, for messages."""
+
+
+def fit_config(flags: Flags, overrides: Sequence[str], run_dir: Path) -> FitConfig:
+    """Data sets of the hub and pairs made of labels are written below run_dir/start. Raises BadInputError."""
+    workspace = run_dir / "start"
+    file = find_data(flags.data_path, flags.train_split, workspace)
+    columns = COLUMNS[flags.trainer](flags, file)
+    if flags.trainer == "reward" and has_labels_only(flags, file):
+        file, columns = pairs_from_labels(flags, file, workspace), {}
+    held_out = None
+    if flags.valid_split is not None:
+        place = flags.valid_split if Path(flags.valid_split).is_file() else flags.data_path
+        held_out = find_data(place, flags.valid_split, workspace, "--valid-split").path
+    assert flags.model is not None
+    model = model_folder(flags.model)
+    settings: dict[str, Any] = {
+        **common(flags, model, run_dir),
+        **from_table(flags, OBJECTIVE | DATA | LENGTH),
+        **columns,
+        "objective.name": flags.trainer,
+        "objective.reference_model": None if flags.model_ref is None else model_folder(flags.model_ref),
+        "cluster.backend": backend_of(flags, model),
+        "run.name": flags.trainer,
+        "run.epochs": flags.epochs,
+        "data.source": file.source,
+        "data.path": file.path,
+        "data.eval_path": held_out,
+        "batch.rows_per_step": flags.batch_size * flags.gradient_accumulation,
+    }
+    data = nested(settings)
+    for override in overrides:
+        data = apply_override(data, override)
+    return parse_as(FitConfig, data, f"llm --trainer {flags.trainer}")
+
+
+def _sft_columns(flags: Flags, file: DataFile) -> dict[str, Any]:
+    """Chats, prompts with answers, or whole texts: by the flags, else by the columns that are there."""
+    prompt, text = flags.prompt_text_column or "prompt", flags.text_column
+    messages = flags.messages_column or "messages"
+    if flags.messages_column is not None or (text is None and messages in file.columns):
+        require_column(file, messages, "--messages-column", "chats")
+        return {"objective.rows": "messages", "data.messages_column": messages}
+    completion = text or "completion"
+    if prompt in file.columns and completion in file.columns:
+        return {
+            "objective.rows": "completion",
+            "data.prompt_column": prompt,
+            "data.completion_column": completion,
+        }
+    if flags.prompt_text_column is not None:
+        require_column(file, prompt, "--prompt-text-column", "prompts")
+        require_column(file, completion, "--text-column", "the answers to the prompts")
+    if text is None and "text" not in file.columns:
+        raise BadInputError(
+            f"--data-path {file.path}: has the columns {', '.join(file.columns)}. sft reads messages "
+            "(chats), prompt and completion, or text. Name yours with "
+            "--messages-column, --prompt-text-column and --text-column."
+        )
+    column = require_column(file, text or "text", "--text-column", "whole texts")
+    return {"objective.rows": "text", "data.text_column": column}
+
+
+def _pair_columns(flags: Flags, file: DataFile) -> dict[str, Any]:
+    if flags.trainer == "reward" and has_labels_only(flags, file):
+        return {}
+    chosen, rejected = flags.text_column or "chosen", flags.rejected_text_column or "rejected"
+    require_column(file, chosen, "--text-column", "the chosen responses")
+    require_column(file, rejected, "--rejected-text-column", "the rejected responses")
+    if flags.prompt_text_column is not None:
+        require_column(file, flags.prompt_text_column, "--prompt-text-column", "prompts")
+    if flags.margin_column is not None:
+        require_column(file, flags.margin_column, "--margin-column", "margins")
+    return {
+        "data.prompt_column": flags.prompt_text_column,
+        "data.chosen_column": chosen,
+        "data.rejected_column": rejected,
+    }
+
+
+def _kto_columns(flags: Flags, file: DataFile) -> dict[str, Any]:
+    default = "text" if "completion" not in file.columns and "text" in file.columns else "completion"
+    return {
+        "data.prompt_column": require_column(
+            file, flags.prompt_text_column or "prompt", "--prompt-text-column", "prompts"
+        ),
+        "data.completion_column": require_column(
+            file, flags.text_column or default, "--text-column", "the responses"
+        ),
+        "data.label_column": require_column(
+            file, flags.label_column or "label", "--label-column", "whether a response is good"
+        ),
+    }
+
+
+COLUMNS = {
+    "sft": _sft_columns,
+    "reward": _pair_columns,
+    "dpo": _pair_columns,
+    "orpo": _pair_columns,
+    "kto": _kto_columns,
+}

@@ -1,0 +1,77 @@
+"""Whole `rl-cluster llm` runs in this process, on a tiny model: what they leave, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Llm = Callable[..., tuple[int, str, str]]
+TRAIN = "--train --model tiny --device cpu --progress none --batch-size 3 --max-steps 2 --lr 1e-3 --log none"
+ENVIRONMENT = """
+class SumEnv:
+    def build_dataset(self, tokenizer):
+        return [{"prompt": f"{n}+1=", "case_idx": n} for n in range(4)]
+
+    def score_episode(self, model, tokenizer, completion, case_idx):
+        return float(completion.startswith(str(case_idx + 1)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean(llm_folder: Path):
+    yield
+    for folder in llm_folder.glob("out*"):
+        shutil.rmtree(folder)
+
+
+def losses(folder: Path, name: str) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def test_the_documents_chain_reward_model_then_ppo(llm: Llm, llm_folder: Path) -> None:
+    code, _, err = llm(f"{TRAIN} --trainer reward --data-path labels.jsonl --project-name out-reward")
+    assert code == 0, err
+    config = json.loads((llm_folder / "out-reward" / "model" / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForSequenceClassification"]
+    code, _, err = llm(
+        f"{TRAIN} --trainer ppo --reward-model out-reward --rl-max-new-tokens 4 --max-prompt-length 16 "
+        "--project-name out-ppo"
+    )
+    assert code == 0, err
+    assert (llm_folder / "out-ppo" / "model" / "model.safetensors").is_file()
+    assert len(losses(llm_folder / "out-ppo", "rewards/reward_model")) == 2
+
+
+def test_an_environment_named_by_module_and_class_brings_prompts_and_rewards(
+    llm: Llm, llm_folder: Path
+) -> None:
+    (llm_folder / "sum_envs.py").write_text(ENVIRONMENT)
+    code, _, err = llm(
+        f"{TRAIN} --trainer grpo --rl-env-module sum_envs --rl-env-class SumEnv --rl-max-new-tokens 3 "
+        "--max-prompt-length 16 --project-name out-env"
+    )
+    assert code == 0, err
+    rows = [
+        json.loads(line) for line in (llm_folder / "out-env/start/prompts.jsonl").read_text().splitlines()
+    ]
+    assert [row["case_idx"] for row in rows] == [0, 1, 2, 3]
+    scores = losses(llm_folder / "out-env", "rewards/SumEnv")
+    assert len(scores) == 2 and all(0 <= score <= 1 for score in scores)
+
+
+def test_dpo_from_renamed_columns_and_resumed_for_more_steps(llm: Llm, llm_folder: Path) -> None:
+    code, _, err = llm(
+        f"{TRAIN} --trainer dpo --data-path renamed.jsonl --prompt-text-column question --text-column good "
+        "--rejected-text-column bad --dpo-beta 0.5 --save-steps 1 --project-name out-dpo"
+    )
+    assert code == 0, err
+    first = losses(llm_folder / "out-dpo", "train/loss")
+    assert first[0] == pytest.approx(0.6931, abs=1e-3), "the reference is the model itself: log 2"
+    code, _, err = llm("--train --resume out-dpo run.steps=3")
+    assert code == 0, err
+    assert len(losses(llm_folder / "out-dpo", "train/loss")) == 3
