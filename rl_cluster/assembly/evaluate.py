@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rl_cluster.assembly.environment import run_environment
 from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import make_evaluator
 from rl_cluster.assembly.session import ray_session
@@ -27,6 +28,7 @@ def evaluate(config: RunConfig, plan: Plan) -> Metrics:
     if not prompts.held_out:
         raise BadInputError(f"data.held_out = {config.data.held_out}: there is nothing to evaluate on.")
     check_given(config.rewards, Given())
+    run_environment(config, Given())  # refuses what cannot be imported while nothing runs yet
     check_metadata(config.rewards.scorers, prompts.held_out)
     with ray_session(plan):
         return asyncio.run(_evaluate(config, plan, config.model.path, tokenizer, prompts))

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from rl_cluster.assembly.environment import run_environment
 from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import open_run
 from rl_cluster.assembly.warm_start import imitate, scratch_folder
@@ -39,6 +40,7 @@ def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
     tokenizer = load_tokenizer(model_path, config.model.trust_remote_code)
     prompts = load_prompts(config.data, tokenizer)
     check_given(config.rewards, Given())
+    run_environment(config, Given())  # refuses what cannot be imported while nothing runs yet
     check_metadata(config.rewards.scorers, [*prompts.train, *prompts.held_out])
     if config.model.supervised is not None:
         demonstrations(prompts.train, tokenizer)  # refuses prompts without an answer while nothing runs yet

@@ -24,6 +24,8 @@ from rl_cluster.rewards.loading import load_function
 Row = dict[str, Any]
 """prompt (text or chat messages), and columns that reach scorers and `start` as metadata."""
 
+FIELD = "rollout.environment.function"
+
 Factory = Callable[[Any], Any]
 """f(tokenizer) -> an environment that nobody else uses."""
 
@@ -93,7 +95,7 @@ class ConfiguredFactory:
     folder: Path | None = None
 
     def __call__(self, tokenizer: Any) -> Any:
-        return partial(load_function(self.function, self.folder), **self.options)(tokenizer)
+        return partial(load_function(self.function, self.folder, FIELD), **self.options)(tokenizer)
 
 
 def configured_factory(settings: EnvironmentConfig, given: Any = None) -> Factory:
@@ -107,7 +109,7 @@ def configured_factory(settings: EnvironmentConfig, given: Any = None) -> Factor
             f"rollout.environment.function={settings.function!r}: an environment was handed over too."
         )
     if settings.function is not None:
-        load_function(settings.function, Path.cwd())
+        load_function(settings.function, Path.cwd(), FIELD)
         return ConfiguredFactory(settings.function, settings.options, Path.cwd())
     if given is None:
         raise BadInputError(

@@ -29,43 +29,48 @@ ScoreFunction = Callable[..., Any]
 """f(prompts, responses, metadata) -> list[float | dict[str, float]], or a coroutine of one."""
 
 
-def load_function(spec: str, folder: Path | None = None) -> ScoreFunction:
+def load_function(
+    spec: str, folder: Path | None = None, field: str = "rewards.scorers.function"
+) -> ScoreFunction:
     """The function that `package.module:function` or `path/file.py:function` names.
 
     folder: what a relative path starts from, and where modules are found besides Python's own path
-    (default: the current folder). BadInputError if it cannot be found, imported or called.
+    (default: the current folder). field: what errors name. BadInputError if it cannot be found, imported or
+    called.
     """
     place, separator, name = spec.rpartition(":")
     if not (separator and place and name.isidentifier()):
-        raise BadInputError(
-            f"rewards.scorers.function={spec!r}: write package.module:function or path/to/file.py:function."
-        )
+        raise BadInputError(f"{field}={spec!r}: write package.module:function or path/to/file.py:function.")
     folder = folder or Path.cwd()
-    module = _load_file(folder / place, spec) if place.endswith(".py") else _load_module(place, spec, folder)
+    module = (
+        _load_file(folder / place, spec, field)
+        if place.endswith(".py")
+        else _load_module(place, spec, folder, field)
+    )
     names = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
     function = vars(module).get(name)
     if not callable(function):
         found = "nothing" if function is None else f"a {type(function).__name__}"
         raise BadInputError(
-            f"rewards.scorers.function={spec!r}: {name!r} in {place} is {found}, not a function. "
+            f"{field}={spec!r}: {name!r} in {place} is {found}, not a function. "
             f"There are: {', '.join(names) or 'none'}."
         )
     return function
 
 
-def _load_module(name: str, spec: str, folder: Path) -> ModuleType:
+def _load_module(name: str, spec: str, folder: Path, field: str) -> ModuleType:
     # As `python -m` does: modules next to the user are importable, after everything installed.
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise _import_error(spec, error) from error
+        raise _import_error(spec, field, error) from error
 
 
-def _load_file(path: Path, spec: str) -> ModuleType:
+def _load_file(path: Path, spec: str, field: str) -> ModuleType:
     if not path.is_file():
-        raise BadInputError(f"rewards.scorers.function={spec!r}: there is no file {path}. Correct the path.")
+        raise BadInputError(f"{field}={spec!r}: there is no file {path}. Correct the path.")
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()
     name = f"rl_cluster_user_{path.stem}_{digest}"
     module_spec = importlib.util.spec_from_file_location(name, path)
@@ -78,13 +83,13 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         module_spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise _import_error(spec, error) from error
+        raise _import_error(spec, field, error) from error
     return module
 
 
-def _import_error(spec: str, error: Exception) -> BadInputError:
+def _import_error(spec: str, field: str, error: Exception) -> BadInputError:
     return BadInputError(
-        f"rewards.scorers.function={spec!r}: importing it failed with {type(error).__name__}: {error}. "
+        f"{field}={spec!r}: importing it failed with {type(error).__name__}: {error}. "
         "Correct the import path, or the module."
     )
 

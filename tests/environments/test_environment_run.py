@@ -60,3 +60,12 @@ def _check_turns(sample):
 def test_an_environment_that_cannot_be_made_is_refused_before_training(tmp_path):
     with pytest.raises(BadInputError, match=r"making the environment: TypeError.*doors"):
         run(tmp_path / "run", game(doors=2))
+
+
+def test_a_function_that_is_not_there_is_refused_before_anything_starts(tmp_path):
+    values = game()
+    values["rollout"]["environment"]["function"] = "tests.environments.game_for_runs:nothing"
+    with pytest.raises(
+        BadInputError, match=r"^rollout\.environment\.function='.*: 'nothing' in .* is nothing"
+    ):
+        run(tmp_path / "run", values)
