@@ -69,8 +69,11 @@ class GRPOConfig(TrainingArguments):
         default=1.0, metadata={"help": "sapo: τ where the advantage is above 0."}
     )
     importance_sampling_level: str = field(default="token", metadata={"help": "token, or sequence (GSPO)."})
-    scale_rewards: str | bool = field(
-        default="group", metadata={"help": "Divide by the deviation of the group, of the batch, or none."}
+    scale_rewards: str = field(
+        default="group",
+        metadata={
+            "help": "Divide by the deviation of the group, of the batch, or none; True: group, False: none."
+        },
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One per reward; default 1."})
     mask_truncated_completions: bool = field(

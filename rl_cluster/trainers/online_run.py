@@ -90,9 +90,9 @@ class OnlineRun:
 
     def session(self) -> TrainerSession:
         """The open run; started if it is not there yet."""
+        if self._finalizer is not None and not self._finalizer.alive:
+            raise BadInputError("the trainer is closed. Make a new one, with the trained model.")
         if self._session is None:
-            if self._finalizer is not None:
-                raise BadInputError("the trainer is closed. Make a new one, with the trained model.")
             self._session = self._start()
             self._finalizer = weakref.finalize(self, self._session.close)
         return self._session
