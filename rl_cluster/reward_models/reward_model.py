@@ -167,6 +167,8 @@ class RewardModel(nn.Module):
         self.combined(torch.zeros(1, self.config.num_labels))  # refuses now what could not be scored later
 
         def score(prompts: Sequence[str], responses: Sequence[str], metadata: Any = None) -> list[float]:
+            check_texts("prompts", prompts)
+            check_texts("responses", responses, may_be_blank=True)
             if len(prompts) != len(responses):
                 raise BadInputError(
                     f"prompts, responses: {len(prompts)} prompts for {len(responses)} responses; give one "

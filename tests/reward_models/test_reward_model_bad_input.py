@@ -236,6 +236,8 @@ def test_texts_that_the_base_cannot_read_are_refused():
         MODEL.predict_rewards(["zzz"], wide)
     with pytest.raises(BadInputError, match="2 prompts for 1 responses"):
         MODEL.as_reward_fn(TOKENIZER)(["a", "b"], ["c"])
+    with pytest.raises(BadInputError, match=r"responses\[0\]=None: must be a string"):
+        MODEL.as_reward_fn(TOKENIZER)(["a"], [None])
 
 
 def test_a_base_without_hidden_states_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -222,3 +223,31 @@ def test_a_base_in_half_precision_has_a_head_and_rewards_in_float32():
     assert model(torch.tensor([[3, 4]])).rewards.dtype == torch.float32
     double = RewardModel(RewardModelConfig(), make_base("qwen2").double())
     assert double(torch.tensor([[3, 4]])).rewards.dtype == torch.float64
+
+
+def test_a_base_is_found_by_folder_and_loaded_in_the_dtype_asked_for(tmp_path):
+    base = make_base("qwen2")
+    base.save_pretrained(tmp_path / "base")
+    wanted = RewardModel(RewardModelConfig(), base).predict_rewards(TEXTS, TOKENIZER)
+    named = RewardModel(RewardModelConfig(model_name=str(tmp_path / "base")))
+    assert named.predict_rewards(TEXTS, TOKENIZER) == wanted
+    given = RewardModel(RewardModelConfig(model_name="not used"), tmp_path / "base")
+    assert given.predict_rewards(TEXTS, TOKENIZER) == wanted
+    half = RewardModel(RewardModelConfig(str(tmp_path / "base"), dtype="bfloat16"))
+    assert half.base_model.dtype == torch.bfloat16
+    np.testing.assert_allclose(half.predict_rewards(TEXTS, TOKENIZER), wanted, atol=0.05)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "gpt2"])
+def test_a_text_longer_than_the_base_has_positions_is_cut(architecture):
+    model = RewardModel(RewardModelConfig(), make_base(architecture))
+    long = "0123456789" * 6
+    assert model.predict_rewards([long], TOKENIZER) == model.predict_rewards([long[:32]], TOKENIZER)
+
+
+def test_a_tokenizer_that_pads_on_the_left_gives_the_same_rewards():
+    model = RewardModel(RewardModelConfig(), make_base("gpt2"))
+    wanted = model.predict_rewards(TEXTS, TOKENIZER)
+    left = copy.deepcopy(TOKENIZER)
+    left.padding_side = "left"
+    np.testing.assert_allclose(model.predict_rewards(TEXTS, left), wanted, atol=1e-6)
