@@ -12,6 +12,8 @@ from rl_cluster.errors import BadInputError, RLClusterError
 __version__ = "0.1.0"
 
 _HOMES = {
+    "rl_cluster.assembly.fit": ("FitResult", "fit"),
+    "rl_cluster.config.fit": ("FitConfig",),
     "rl_cluster.environments": (
         "MultiObjectiveRewardEnv",
         "Observation",
@@ -56,11 +58,16 @@ _HOMES = {
         "RewardModelConfig",
         "RewardModelTrainer",
     ),
+    "rl_cluster.trainers.dpo": ("DPOConfig", "DPOTrainer"),
     "rl_cluster.trainers.grpo": ("GRPOTrainer",),
     "rl_cluster.trainers.grpo_config": ("GRPOConfig",),
+    "rl_cluster.trainers.kto": ("KTOConfig", "KTOTrainer"),
+    "rl_cluster.trainers.orpo": ("ORPOConfig", "ORPOTrainer"),
     "rl_cluster.trainers.preference_dataset": ("PreferenceDataset",),
+    "rl_cluster.trainers.reward": ("RewardConfig", "RewardTrainer"),
     "rl_cluster.trainers.rloo": ("RLOOTrainer",),
     "rl_cluster.trainers.rloo_config": ("RLOOConfig",),
+    "rl_cluster.trainers.sft": ("SFTConfig", "SFTTrainer"),
 }
 """Module -> the names that `from rl_cluster import …` finds there."""
 

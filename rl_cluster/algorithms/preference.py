@@ -6,8 +6,6 @@ Legend: A drawn tokens, R rows (sequences), P = R / 2 pairs; pair i is the rows 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch.nn.functional import logsigmoid
 
@@ -62,11 +60,7 @@ LENGTH_AVERAGED = frozenset({"ipo"})
 def log_odds(mean_logprobs: torch.Tensor) -> torch.Tensor:
     """log(p / (1 − p)) with p = exp(mean log-probability of a response's tokens), finite for p → 1."""
     logprobs = mean_logprobs.clamp(max=MAX_MEAN_LOGPROB)
-    near_one = logprobs > -math.log(2.0)
-    # Either form loses all digits in the other's range, and its gradient must not reach the result there.
-    small = torch.log(-torch.expm1(torch.where(near_one, logprobs, -1.0)))
-    large = torch.log1p(-torch.exp(torch.where(near_one, -1.0, logprobs)))
-    return logprobs - torch.where(near_one, small, large)
+    return logprobs - torch.log(-torch.expm1(logprobs))
 
 
 def odds_ratio_loss(chosen_mean: torch.Tensor, rejected_mean: torch.Tensor) -> torch.Tensor:

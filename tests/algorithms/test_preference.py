@@ -161,6 +161,19 @@ def test_kto_step_takes_its_labels_from_the_batch() -> None:
     assert result.metrics["rejected_rewards_sum"] == pytest.approx(0.5 * ratios[~good].sum(), rel=1e-5)
 
 
+def test_a_kto_row_is_right_where_its_reward_is_on_its_side_of_the_baseline() -> None:
+    inputs = LossInputs(
+        logprobs=torch.tensor([2.0, 0.5, 2.0]) - 3.0,
+        reference_logprobs=torch.full((3,), -3.0),
+        advantages=torch.tensor([1.0, -1.0, 1.0]),
+        weights=torch.full((3,), 1 / 3),
+        row=torch.arange(3),
+        num_rows=3,
+    )
+    # Log-ratios 2, ½ and 2 against z0 = 1: the desirable ones are above, the other one below.
+    assert compute_loss(KTOStep(0.1, z0=1.0), inputs).metrics["accuracy_sum"] == 3
+
+
 def test_reward_step_takes_margins_and_centres_the_scores() -> None:
     weights = torch.full((4,), 0.25)
     fields = {"logprobs": torch.zeros(4), "weights": weights, "row": torch.arange(4), "num_rows": 4}
