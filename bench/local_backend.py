@@ -1,6 +1,6 @@
 """Seconds per PPO iteration of a small model: the local backend, and the Ray backend beside it.
 
-    python bench/local_backend.py [--ray] [--iterations 20] [--threads 1]
+    python -m bench.local_backend [--ray] [--iterations 20] [--threads 1]
 
 16 prompts × 1 sample, 32 new tokens each (the model has no end token), 4 epochs × 4 mini-batches of 4, a
 critic on the policy's trunk, token-wise KL to a frozen reference; a char-level Qwen2 of 0.6 M parameters. The
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.plain_ppo import PlainPPO
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.run import open_run
 from rl_cluster.assembly.train import load_tokenizer, quieten_libraries, worker_session
@@ -114,10 +115,23 @@ async def measure(backend: str, model: Path, folder: Path, iterations: int, thre
     return clock
 
 
+def measure_plain(model: Path, iterations: int, threads: int) -> Clock:
+    """The same arithmetic as a plain loop, on the same machine in the same minute."""
+    clock, plain = Clock(), PlainPPO(model, load_tokenizer(str(model), False), threads)
+    for number in range(WARM_UP + iterations):
+        wall, cpu = plain.iteration()
+        if number >= WARM_UP:
+            clock.wall.append(wall)
+            clock.cpu.append(cpu)
+    return clock
+
+
 def line(name: str, clock: Clock) -> str:
-    stages = [statistics.median(row[stage] or 0.0 for row in clock.rows) for stage in STAGES]
-    numbers = [statistics.median(clock.wall), min(clock.wall), statistics.median(clock.cpu), *stages]
-    return f"| {name} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |"
+    numbers = [statistics.median(clock.wall), min(clock.wall), statistics.median(clock.cpu), min(clock.cpu)]
+    if clock.rows:
+        numbers += [statistics.median(row[stage] or 0.0 for row in clock.rows) for stage in STAGES]
+    cells = [f"{number:.3f}" for number in numbers] + ["-"] * (4 + len(STAGES) - len(numbers))
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
@@ -130,6 +144,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         save_endless_model(Path(name) / "model")
+        clock = measure_plain(Path(name) / "model", options.iterations, options.threads)
+        rows.append(line("plain loop", clock))
         for backend in ("local", "ray") if options.ray else ("local",):
             clock = asyncio.run(
                 measure(
@@ -138,8 +154,8 @@ def main() -> None:
             )
             rows.append(line(backend, clock))
     print(f"the original: {ORIGINAL_SECONDS} s per iteration on a quiet machine of 2 cores")
-    print("| backend | median s | fastest s | CPU s | generation | reference | training |")
-    print("|---|---|---|---|---|---|---|")
+    print("| | median s | fastest s | median CPU s | least CPU s | generation s | reference s | training s |")
+    print("|---|---|---|---|---|---|---|---|")
     print("\n".join(rows))
 
 
