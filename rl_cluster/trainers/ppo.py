@@ -82,7 +82,7 @@ class PPOTrainer:
         self._run = PPORun(arguments, callbacks)
         self.tokenizer = self._run.tokenizer
         self._reward: RewardCall | None = None
-        if self.reward_fn is not None:
+        if self.reward_fn is not None and self._run.reward_model is None:
             self._reward = reward_call(self.reward_fn, self.tokenizer)
         self._eval_prompts: tuple[Prompt, ...] = ()
         if eval_prompts is not None:
@@ -139,12 +139,11 @@ class PPOTrainer:
         seen = len(self._run.log.rows)
         session.train(PromptSets(tuple(opening.prompts), self._eval_prompts), num_iterations)
         self._run.take_weights()
-        model = self._run.model.module if self._run.model.is_loaded else None
-        return PPOHistory.of(self._run.log.rows[seen:], model or self.model)
+        return PPOHistory(self._run.log.rows[seen:], lambda: self.model)
 
     def _opening(self, prompts: Any, metadata: Any) -> Opening:
         if not is_environment(prompts):
-            if self._reward is None:
+            if self.reward_fn is None:
                 raise BadInputError(NO_REWARD)
             self._run.scorer.call = self._reward
             return Opening(self._encode("prompts", prompts, metadata))
@@ -162,7 +161,7 @@ class PPOTrainer:
         if prompts is None and not self._eval_prompts:
             raise BadInputError("evaluate: no prompts were given, here or as PPOTrainer(eval_prompts=...).")
         chosen = self._eval_prompts if prompts is None else self._encode("prompts", prompts, metadata)
-        if self._reward is None and self._environment is None:
+        if self.reward_fn is None and self._environment is None:
             raise BadInputError(NO_REWARD)
         self._run.scorer.call = self._reward
         session = self._open_for_sampling(chosen)
@@ -255,7 +254,7 @@ class PPOTrainer:
                 raise BadInputError(f"train_step: batch has queries and no {missing[0]}.")
             responses, rewards = batch["responses"], batch["rewards"]
         stats = self.step(queries, responses, rewards)
-        return {name: values[0] for name, values in PPOHistory.of([stats], None).items()}
+        return {name: values[0] for name, values in PPOHistory([stats]).items()}
 
     def compute_advantages(
         self, rewards: Any, values: Any, dones: Any = None
@@ -271,9 +270,9 @@ class PPOTrainer:
             raise BadInputError(
                 f"compute_advantages: shapes {sorted(shapes)}: give [T] or [N, T], all the same."
             )
-        grids = [np.atleast_2d(column.double().numpy()) for column in columns]
-        done_NL = None if ends is None else np.atleast_2d(ends.numpy())
-        results = gae(*grids, self.config.gamma, self.config.lam, done_NL)
+        rewards_NL, values_NL = (np.atleast_2d(column.double().numpy()) for column in columns)
+        dones_NL = None if ends is None else np.atleast_2d(ends.numpy())
+        results = gae(rewards_NL, values_NL, self.config.gamma, self.config.lam, dones_NL)
         advantages, returns = (torch.from_numpy(one).float().reshape(columns[0].shape) for one in results)
         return advantages, returns
 

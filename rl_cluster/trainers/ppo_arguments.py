@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from rl_cluster.trainers.ppo_config import PPOConfig
 from rl_cluster.trainers.ppo_model import PPOModel
 from rl_cluster.trainers.ppo_run_config import check_ppo_config
 
-ModelSource = nn.Module | str
+ModelSource: TypeAlias = nn.Module | str
 """A model object (PPOModel included), or a folder or hub name."""
 
 

@@ -134,4 +134,4 @@ def _set_clip_ratio(config: PPOConfig, value: float) -> None:
 
 
 # After the class is made, so that the constructor's default is None and not this.
-PPOConfig.clip_param = property(lambda config: config.clip_ratio, _set_clip_ratio)  # type: ignore[assignment]
+PPOConfig.clip_param = property(lambda config: config.clip_ratio, _set_clip_ratio)  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +41,25 @@ TRL_STATS = {
 
 
 class PPOHistory(dict[str, list[float | None]]):
-    """One list per column, an entry per iteration. model: the trained model, as given to the trainer.
+    """One list per column, an entry per iteration; pickled, an ordinary dict.
 
-    kl_divergence is None where there is no reference (β = 0); losses are None in the critic's warm-up.
+    kl_divergence is None where there is no reference (β = 0).
     """
 
-    model: Any = None
+    def __init__(
+        self, rows: Sequence[Mapping[str, float | None]], model: Callable[[], Any] = lambda: None
+    ) -> None:
+        """rows: metrics, one per iteration. model: finds the trained model."""
+        super().__init__({name: [row.get(metric) for row in rows] for name, metric in COLUMNS.items()})
+        self._model = model
 
-    @staticmethod
-    def of(rows: Sequence[Mapping[str, float | None]], model: Any) -> PPOHistory:
-        """rows: metrics, one per iteration."""
-        history = PPOHistory({name: [row.get(metric) for row in rows] for name, metric in COLUMNS.items()})
-        history.model = model
-        return history
+    @property
+    def model(self) -> Any:
+        """The trained model, as trainer.model: one that was given by name is only loaded now."""
+        return self._model()
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
 
 def step_stats(metrics: Metrics, value_coef: float) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ from typing import Any
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.train import load_tokenizer
 from rl_cluster.config.environment import EnvironmentConfig
-from rl_cluster.config.reward import CallableScorer, EnvironmentScorer, ScorerConfig
+from rl_cluster.config.reward import CallableScorer, EnvironmentScorer, RewardModelScorer, ScorerConfig
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
@@ -29,7 +29,8 @@ from rl_cluster.trainers.ppo_prompts import plain
 from rl_cluster.trainers.ppo_run_config import RunPlace, ppo_run_config
 from rl_cluster.trainers.ppo_weights import UserModel
 from rl_cluster.trainers.reward_signatures import RewardScorer
-from rl_cluster.trainers.session import TrainerSession, choose_backend, save_prompts
+from rl_cluster.trainers.rewards_given import check_single_label, is_sequence_classifier
+from rl_cluster.trainers.session import TrainerSession, choose_backend, save_prompts, save_start
 from rl_cluster.trajectory import Prompt
 
 REWARD = "reward"
@@ -57,6 +58,7 @@ class PPORun:
         special_tokens(self.tokenizer)
         self.prompt_limit = prompt_limit(self.config, self.model.max_positions())
         self.scorer = RewardScorer(None)
+        self.reward_model = _reward_model(arguments.reward_fn)
         self.log = IterationLog()
         self.session: TrainerSession | None = None
         self._callbacks = callbacks
@@ -110,16 +112,20 @@ class PPORun:
         # Once without files, to check everything and to find the folder that they belong into.
         draft = resolve_run_dir(ppo_run_config(config, self._place(opening, backend)))
         run_dir = run_dir_of(draft)
+        scorers = {REWARD: self.scorer}
+        if opening.environment is not None or self.reward_model is not None:
+            scorers = {}
         place = replace(
-            self._place(opening, backend),
+            self._place(opening, backend, self._save_reward_model(run_dir)),
             run_dir=str(run_dir),
+            # First, because it borrows the name of the prompts' file.
+            eval_path=self._save_eval(run_dir, eval_prompts),
             model_path=self.model.save(run_dir, self.tokenizer),
             reference_path=None if self.reference is None else self._save_reference(run_dir),
             prompts_path=str(save_prompts(run_dir, *_columns(opening.prompts))),
-            eval_path=self._save_eval(run_dir, eval_prompts),
         )
         given = Given(
-            scorers={} if opening.environment is not None else {REWARD: self.scorer},
+            scorers=scorers,
             environment=opening.environment,
             hooks=self._hooks(str(run_dir)),
         )
@@ -128,8 +134,10 @@ class PPORun:
         self._started_with = copy.deepcopy(self.config)
         self._end = weakref.finalize(self, _close, session)
 
-    def _place(self, opening: Opening, backend: Any) -> RunPlace:
+    def _place(self, opening: Opening, backend: Any, reward_path: str = "start/reward") -> RunPlace:
         scorer: ScorerConfig = CallableScorer(name=REWARD, timeout_seconds=self.config.reward_timeout_seconds)
+        if self.reward_model is not None:
+            scorer = RewardModelScorer(name=REWARD, path=reward_path)
         environment, temperature = None, None
         stop: tuple[str, ...] = ()
         if opening.environment is not None:
@@ -162,6 +170,12 @@ class PPORun:
     def _save_reference(self, run_dir: Path) -> str:
         assert self.reference is not None
         return self.reference.save(run_dir, self.tokenizer, "reference")
+
+    def _save_reward_model(self, run_dir: Path) -> str:
+        model = self.reward_model
+        if model is None or isinstance(model, str):
+            return model or ""
+        return str(save_start(run_dir, model, self.tokenizer, REWARD))
 
     def _save_eval(self, run_dir: Path, eval_prompts: Sequence[Prompt]) -> str | None:
         if not eval_prompts:
@@ -209,6 +223,14 @@ class PPORun:
                 f"{'prompts' if self._environment is None else 'an environment'}. Make a new one, from "
                 "trainer.model, to go on with the other."
             )
+
+
+def _reward_model(reward: Any) -> Any:
+    """A sequence-classification model or the name of one, which a worker scores with; None: anything else."""
+    if is_sequence_classifier(reward):
+        check_single_label(reward, "PPOTrainer.reward_fn")
+        return reward
+    return reward if isinstance(reward, str) else None
 
 
 def _columns(prompts: Sequence[Prompt]) -> tuple[list[Any], list[dict[str, Any]]]:

@@ -154,7 +154,8 @@ class RewardScorer:
         return answers
 
     async def _ask(self, rows: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Any]:
-        prompts, responses, metadata = ([row[column] for row in rows] for column in range(3))
+        prompts, responses = [row[0] for row in rows], [row[1] for row in rows]
+        metadata = [row[2] for row in rows]
         call = self.call
         if call is None:
             raise BadInputError("reward_fn: there is none to score responses with.")

@@ -196,7 +196,7 @@ def test_clip_param_and_clip_ratio_are_one_setting() -> None:
     assert (config.clip_ratio, config.clip_param) == (0.3, 0.3)
     config.clip_param = 0.1
     assert config.clip_ratio == 0.1
-    with pytest.raises(BadInputError, match="clip_param=0.3: clip_ratio=0.1 is given too"):
+    with pytest.raises(BadInputError, match=r"clip_param=0\.3: clip_ratio=0\.1 is given too"):
         PPOConfig(clip_ratio=0.1, clip_param=0.3)
 
 

@@ -16,6 +16,7 @@ import transformers
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.modeling.scratch import build_model, save_scratch_model
 from rl_cluster.trainers import ppo_run
+from rl_cluster.trainers.ppo_run_config import with_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "ppo.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -41,6 +42,9 @@ def names(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     monkeypatch.setattr(
         ppo_run, "UserModel", lambda given: source(str(folder) if isinstance(given, str) else given)
     )
+    make = ppo_run.ppo_run_config
+    quiet = {"cluster.cpus_per_worker": 1, "log.progress": "none"}
+    monkeypatch.setattr(ppo_run, "ppo_run_config", lambda *given: with_settings(make(*given), quiet))
     torch.manual_seed(0)
     return {"tokenizer": tokenizer, "model": build_model(SMALL, len(tokenizer), 0)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_the_columns_of_a_history_are_the_documented_ones() -> None:
         {"loss/policy_avg": 1.0, "loss/value_avg": 2.0, "objective/kl": 3.0, "objective/kl_coef": 0.1},
         {"loss/policy_avg": 4.0, "policy/entropy_avg": 5.0, "objective/scores": 6.0},
     ]
-    history = PPOHistory.of(rows, "the model")
+    history = PPOHistory(rows, lambda: "the model")
     assert history == {
         "policy_loss": [1.0, 4.0],
         "value_loss": [2.0, None],
@@ -167,6 +168,7 @@ def test_the_columns_of_a_history_are_the_documented_ones() -> None:
         "kl_coef": [0.1, None],
     }
     assert history.model == "the model"
+    assert pickle.loads(pickle.dumps(history)) == history
 
 
 def test_stats_have_trls_names_beside_our_own() -> None:
