@@ -12,6 +12,8 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from actors.reference_model import ReferenceModel, ReferenceSpec
+from actors.reference_worker import ReferenceHandle
 from rl_cluster.errors import ScorerError
 from rl_cluster.run_folder import RunFolder
 from tests.stack.runs import run, same_bytes, settings, weights
@@ -37,6 +39,9 @@ EVERY_STEP = {
     "val/ratio_var",
     "val/num_eos_tokens",
     "rewards/share_of_digits",
+    "rewards/share_of_digits/length",
+    "step",
+    "time",
     "perf/step_seconds",
     "perf/generate_seconds",
     "perf/score_seconds",
@@ -51,6 +56,8 @@ EVERY_STEP = {
     "health/rss_bytes/learner-0",
 }
 
+EVALUATED = {"eval/score_mean", "eval/accuracy", "eval/mean_length", "eval/pass@1"}
+
 SYNCHRONOUS = settings(checkpoint={"every": 2, "keep_last": 9}, eval={"every": 2, "num_prompts": 10})
 
 
@@ -58,6 +65,48 @@ SYNCHRONOUS = settings(checkpoint={"every": 2, "keep_last": 9}, eval={"every": 2
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> RunFolder:
     """A synchronous GRPO run of four steps with a checkpoint after the second."""
     return run(tmp_path_factory.mktemp("runs") / "undisturbed", SYNCHRONOUS)
+
+
+def test_the_same_run_twice_in_a_row_gives_the_same_weights_to_the_bit(
+    undisturbed: RunFolder, tmp_path: Path
+) -> None:
+    again = run(tmp_path / "again", SYNCHRONOUS)
+    assert same_bytes(weights(undisturbed), weights(again))
+    assert not same_bytes(weights(undisturbed), load_start(undisturbed)), "it has trained"
+    for step in (1, 4):
+        ours, theirs = (
+            pyarrow.parquet.read_table(folder.trajectories / f"step-{step}.parquet")
+            for folder in (undisturbed, again)
+        )
+        assert ours.equals(theirs)
+
+
+def test_learner_and_engine_agree_before_and_after_three_published_updates(undisturbed: RunFolder) -> None:
+    """On the same tokens: the engine's log-probabilities, the learner's, and for the first weights those of
+    transformers, row by row."""
+    from transformers import AutoModelForCausalLM
+
+    tables = [
+        pyarrow.parquet.read_table(undisturbed.trajectories / f"step-{step}.parquet").to_pydict()
+        for step in (1, 2, 3, 4)
+    ]
+    for version, table in enumerate(tables):
+        assert {v for row in table["policy_versions"] for v in row} == {-1, version}
+    gaps = [row["health/logprob_gap_max"] for row in undisturbed.read_metrics()[1:]]
+    assert len(gaps) == 4
+    assert max(gaps) < 1e-4
+    model = AutoModelForCausalLM.from_pretrained(undisturbed.path / "start" / "scratch", dtype=torch.float32)
+    for table, agree in ((tables[0], True), (tables[3], False)):
+        gap = 0.0
+        for tokens, mask, found in zip(
+            table["tokens"], table["action_mask"], table["behaviour_logprobs"], strict=True
+        ):
+            with torch.no_grad():
+                logprobs = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1], -1)
+            expected = logprobs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+            drawn = torch.tensor(mask[1:])
+            gap = max(gap, float((expected - torch.tensor(found[1:]))[drawn].abs().max()))
+        assert (gap < 1e-4) is agree, f"{gap}: the fourth batch comes from other weights than the first"
 
 
 def test_two_rollout_workers_give_the_same_weights_to_the_bit(undisturbed: RunFolder, tmp_path: Path) -> None:
@@ -97,6 +146,7 @@ def test_the_run_folder_holds_metrics_trajectories_ledger_and_a_model_that_loads
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     for row in rows[1:]:
         assert row.keys() >= EVERY_STEP
+        assert (row.keys() >= EVALUATED) == (row["step"] in (2, 4))
         assert row["health/logprob_gap_max"] < 1e-4
         assert row["async/lag_max"] == 0
     table = pyarrow.parquet.read_table(undisturbed.trajectories / "step-4.parquet").to_pydict()
@@ -112,7 +162,31 @@ def test_the_run_folder_holds_metrics_trajectories_ledger_and_a_model_that_loads
     assert (undisturbed.model / "README.md").read_text().startswith("---\nlibrary_name: transformers")
 
 
-def test_ppo_with_two_ranks_two_engines_and_a_lag_of_one(tmp_path: Path) -> None:
+@pytest.fixture
+def reference_checksums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """SHA-256 of the reference's parameters: after its start, and before its end."""
+    import ray
+
+    found: list[str] = []
+    start, close = ReferenceHandle.start, ReferenceHandle.close
+
+    async def started(self: ReferenceHandle) -> int:
+        pid = await start(self)
+        found.append(await self.checksum())
+        return pid
+
+    def closing(self: ReferenceHandle) -> None:
+        found.append(ray.get(self._actor.checksum.remote(), timeout=60))
+        close(self)
+
+    monkeypatch.setattr(ReferenceHandle, "start", started)
+    monkeypatch.setattr(ReferenceHandle, "close", closing)
+    return found
+
+
+def test_ppo_with_two_ranks_two_engines_a_lag_of_one_and_a_reference_that_stays_bit_identical(
+    tmp_path: Path, reference_checksums: list[str]
+) -> None:
     algorithm: dict[str, Any] = {
         "name": "ppo",
         "num_epochs": 2,
@@ -139,6 +213,9 @@ def test_ppo_with_two_ranks_two_engines_and_a_lag_of_one(tmp_path: Path) -> None
         )
     assert rows[-1]["objective/kl_coef"] != rows[0]["objective/kl_coef"]
     assert {"health/rss_bytes/learner-0", "health/rss_bytes/learner-1"} <= rows[-1].keys()
+    start = ReferenceModel(ReferenceSpec(str(folder.path / "start" / "scratch"))).checksum()
+    assert reference_checksums == [start, start]
+    assert not same_bytes(load_start(folder), weights(folder)), "while the policy has moved"
 
 
 def test_ppo_with_a_separate_critic_that_warms_up(tmp_path: Path) -> None:
