@@ -88,13 +88,23 @@ async def start_local_cluster(
     """Loads the models; raises BadInputError as they do. prompts: unused, weights need no probe here."""
     del prompts
     threads = torch.get_num_threads()
+    try:
+        return await _start(config, plan, model_path, tokenizer, given or Given(), threads)
+    except BaseException:
+        torch.set_num_threads(threads)
+        raise
+
+
+async def _start(
+    config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, given: Given, threads: int
+) -> LocalCluster:
     spec = learner_spec(config, plan, model_path, critic="shared" if plan.critic == "shared" else "none")
     learner = await start_learner(config, plan, spec, "learner")
     critic = None
     if plan.critic == "separate":
         critic = await start_learner(config, plan, critic_spec(config, plan, model_path), "critic")
     (rank,) = await learner.apply(_itself)
-    samplers = await _samplers(config, plan, rank.model, tokenizer, given or Given(), threads)
+    samplers = await _samplers(config, plan, rank.model, tokenizer, given, threads)
     (rollout,) = samplers.rollouts
     reference = _reference(config, plan, model_path)
     workers = Workers(

@@ -60,6 +60,9 @@ def _derived(config: RunConfig, plan: Plan) -> str:
         "updates of the whole run": f"{d.total_updates:,}",
         "sequences of the whole run": f"{d.total_sequences:,}",
         "mode": mode,
+        "backend": {"ray": "ray", "local": "local: one process plays all roles below, in turn"}[
+            config.cluster.backend
+        ],
         "device": plan.device,
         "weights travel by": plan.sync_backend + (" (adapters only)" if plan.adapters_only else ""),
         "reference": plan.reference.replace("_", " "),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rl_cluster.errors import PipelineError
+from rl_cluster.modeling.drawing import truncated
 from rl_cluster.pipeline.backend import SampleRequest
 from rl_cluster.pipeline.inputs import token_inputs
 from rl_cluster.pipeline.model_call import CausalModel, logits_of
@@ -55,19 +56,6 @@ def draw(
     scaled = logits / temperature
     token = int(torch.multinomial(truncated(scaled, top_k, top_p).softmax(-1), 1, generator=generator))
     return token, float(scaled.log_softmax(-1)[token])
-
-
-def truncated(logits_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """The logits, −inf where a token may not be drawn."""
-    if 0 < top_k < len(logits_V):
-        kept, places = logits_V.topk(top_k)
-        logits_V = torch.full_like(logits_V, -torch.inf).scatter(0, places, kept)
-    if top_p < 1.0:
-        ordered, places = logits_V.sort(descending=True)
-        probabilities = ordered.softmax(-1)
-        before = probabilities.cumsum(-1) - probabilities
-        logits_V = logits_V.scatter(0, places, ordered.masked_fill(before >= top_p, -torch.inf))
-    return logits_V
 
 
 def _without_cache(model: CausalModel, tokens: list[int], device: torch.device) -> torch.Tensor:

@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 from learners.group import LearnerGroup
+from rl_cluster.assembly.evaluate import evaluate
 from rl_cluster.assembly.given import Given
 from rl_cluster.errors import BadInputError, DeadlineError, ScorerError
 from rl_cluster.run_folder import RunFolder
-from tests.assembly.local_runs import opened, run, settings
+from tests.assembly.local_runs import checked, opened, run, settings
 
 EVERY_TWO = settings(checkpoint={"every": 2, "keep_last": 9}, eval={"every": 2, "num_prompts": 10})
 
@@ -79,6 +80,17 @@ def test_trajectories_metrics_and_ledger_are_those_of_any_run(undisturbed: RunFo
         for row, value in zip(np.flatnonzero(mine), expected, strict=True):
             advantages = np.array(table["advantages"][row])[table["action_mask"][row]]
             np.testing.assert_allclose(advantages, value, rtol=1e-3, atol=1e-4)
+
+
+def test_evaluating_the_exported_model_gives_the_numbers_of_the_last_evaluation(
+    undisturbed: RunFolder, tmp_path: Path
+) -> None:
+    data = {**EVERY_TWO["data"], "max_prompt_tokens": 16}
+    values = {**EVERY_TWO, "model": {"path": str(undisturbed.model)}, "data": data}
+    metrics = evaluate(*checked(tmp_path / "evaluation", values))
+    last = undisturbed.read_metrics()[-1]
+    assert {name: last[name] for name in metrics} == metrics
+    assert metrics["eval/score_mean"] != undisturbed.read_metrics()[0]["eval/score_mean"]
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -203,7 +215,7 @@ def test_what_one_process_cannot_do_is_refused_with_a_remedy(
 
 def test_the_local_backend_needs_neither_ray_nor_vllm() -> None:
     code = (
-        "import sys, rl_cluster.assembly.run, rl_cluster.assembly.local, rl_cluster.assembly.train; "
+        "import sys, rl_cluster.assembly.local, rl_cluster.assembly.train, rl_cluster.assembly.evaluate; "
         "print([name for name in ('ray', 'vllm', 'deepspeed') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
