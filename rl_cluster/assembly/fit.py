@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import zipfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 
 from learners.group import LearnerGroup
 from learners.spec import LearnerSpec
-from rl_cluster.algorithms.fit_table import compares_with_reference, reference_model
+from rl_cluster.algorithms.fit_table import compares_with_reference, fit_step, reference_model
 from rl_cluster.assembly.learner import start_learner
 from rl_cluster.assembly.train import load_tokenizer, quieten_libraries, worker_session
 from rl_cluster.assembly.warm_start import scratch_folder
@@ -29,16 +31,17 @@ from rl_cluster.data.pairs import FitRows, FitSets, GivenRows, load_fit_data
 from rl_cluster.errors import CheckpointError
 from rl_cluster.fit_card import write_fit_card
 from rl_cluster.loop.fit import FitLoop, FitState, total_steps, warmup_steps
-from rl_cluster.loop.fit_pass import attach, attached, with_reference
-from rl_cluster.loop.fit_report import Metrics
+from rl_cluster.loop.fit_pass import attach, attached, evaluate, kl_baseline, with_reference
+from rl_cluster.loop.fit_report import Metrics, fit_metrics
 from rl_cluster.loop.hooks import Hooks
 from rl_cluster.loop.state import newest_checkpoint
+from rl_cluster.metrics.console import open_console
 from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.modeling.score_model import merge_adapter
 from rl_cluster.run_folder import (
     RunFolder,
-    create_run_folder,
     folder_atomically,
+    new_run_folder,
     open_run_folder,
     resolve_run_dir,
     run_dir_of,
@@ -70,7 +73,8 @@ def fit(
 
     resume: a run folder, to go on from its newest checkpoint (CheckpointError if there is none).
     tokenizer: instead of the model's own. rows, eval_rows: the data, where data.source is given.
-    Everything that can be wrong raises BadInputError before a worker starts or a folder is made.
+    Bad settings and rows raise BadInputError before a worker starts, a model that cannot be trained when it
+    is loaded; neither leaves a run folder behind.
     """
     if resume is not None:
         section = config.run.model_copy(update={"dir": str(open_run_folder(resume).path)})
@@ -81,15 +85,12 @@ def fit(
     quieten_libraries(plan.device)
     tokenizer = tokenizer or _tokenizer(config)
     sets = load_fit_data(config.data, config.objective, tokenizer, plan.max_length, rows, eval_rows)
-    state = None
-    if resume is None:
-        config = resolve_run_dir(config)
-        folder = create_run_folder(config)
-    else:
-        folder = RunFolder(run_dir_of(config))
-        state = FitState.read(newest_checkpoint(folder.checkpoints))
+    config = resolve_run_dir(config)
+    old = None if resume is None else RunFolder(run_dir_of(config))
+    state = None if old is None else FitState.read(newest_checkpoint(old.checkpoints))
     steps = total_steps(config, sets.train.num_examples)
     with (
+        new_run_folder(config) if old is None else nullcontext(old) as folder,
         open_observer(config, folder, None if state is None else state.step, steps) as observer,
         worker_session(config, plan),
     ):
@@ -98,6 +99,23 @@ def fit(
         run = _Run(config, plan, folder, tokenizer, observer)
         last = asyncio.run(run.fit(sets, state, hooks))
     return FitResult(folder.read_metrics(), last, folder.path, folder.model)
+
+
+def evaluate_fit(config: FitConfig, rows: GivenRows, tokenizer: Any = None) -> Metrics:
+    """eval/loss, eval/accuracy, … of the model of `config` on rows, without training or a run folder.
+
+    What the objective compares with is objective.reference_model, or else the model itself.
+    """
+    machine = find_machine(config.cluster)
+    check_fit_config(config, machine)
+    plan = make_fit_plan(config, machine)
+    quieten_libraries(plan.device)
+    tokenizer = tokenizer or _tokenizer(config)
+    sets = load_fit_data(config.data, config.objective, tokenizer, plan.max_length, rows)
+    with tempfile.TemporaryDirectory() as scrap, worker_session(config, plan):
+        observer = RunObserver((), open_console("none", 0))
+        run = _Run(config, plan, RunFolder(Path(scrap)), tokenizer, observer)
+        return asyncio.run(run.evaluate(sets))
 
 
 def load_fit_config(path: str | Path, overrides: Sequence[str] = ()) -> FitConfig:
@@ -148,6 +166,24 @@ class _Run:
             learner.close()
         self.observer.note(f"run folder: {self.folder.path}\nmodel:      {self.folder.model}")
         return last
+
+    async def evaluate(self, sets: FitSets) -> Metrics:
+        """Of the training rows of `sets`."""
+        compares = compares_with_reference(self.config.objective)
+        own_reference = reference_model(self.config.objective)
+        if compares and own_reference is not None:
+            sets = await self._with_reference(
+                sets, replace(self._spec(1), model_path=own_reference, lora=None), None
+            )
+        learner = await start_learner(self.config, self.plan, self._spec(1), "learner")
+        try:
+            if compares and own_reference is None:
+                sets = await self._with_reference(sets, self._spec(1), learner)
+            z0 = await kl_baseline(learner, sets.train)
+            totals = await evaluate(learner, sets.train, fit_step(self.config.objective, z0))
+            return fit_metrics(totals, "eval")
+        finally:
+            learner.close()
 
     def _spec(self, steps: int) -> LearnerSpec:
         config = self.config

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from rl_cluster.algorithms.fit_table import fit_step
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.data.pairs import FitRows, FitSets
@@ -86,6 +88,7 @@ class FitLoop:
         self.last_step = total_steps(config, sets.train.num_examples)
         self.step = 0
         self._scores: dict[str, float] = {}
+        self._order: tuple[int, np.ndarray] | None = None
         if resume is not None:
             self._restore(resume)
 
@@ -112,8 +115,9 @@ class FitLoop:
         chosen = range(place * size, min((place + 1) * size, count))
         if not self._config.data.shuffle:
             return list(chosen)
-        order = permutation(count, "fit epoch", self._config.run.seed, epoch)
-        return order[chosen.start : chosen.stop].tolist()
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, permutation(count, "fit epoch", self._config.run.seed, epoch)
+        return self._order[1][chosen.start : chosen.stop].tolist()
 
     async def _one_step(self) -> tuple[bool, Metrics]:
         start = time.perf_counter()
