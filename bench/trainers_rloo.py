@@ -72,6 +72,7 @@ def arguments(seed: int, folder: str, steps: int) -> dict[str, Any]:
         "save_strategy": "no",
         "report_to": "none",
         "progress": "none",
+        "settings": {"cluster.cpus_per_worker": 1},
         "backend": "local",
         "use_cpu": True,
     }

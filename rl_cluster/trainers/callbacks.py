@@ -60,6 +60,11 @@ class CallbackHooks:
         """As Trainer.add_callback."""
         self.callbacks.append(_made(callback))
 
+    @property
+    def step(self) -> int:
+        """Of the loop."""
+        return self.state.global_step // self._updates_per_step
+
     def on_begin(self, step: int, last_step: int, folder: Path) -> None:
         state, args = self.state, self.args
         self._last_step = last_step

@@ -57,7 +57,7 @@ class OnlineTrainer:
         if not prompts:
             raise BadInputError("evaluate: the trainer has no eval_dataset. Give one.")
         metrics = self._run.evaluate(prompts)
-        self._hooks.on_evaluate(self.state.global_step, metrics)
+        self._hooks.on_evaluate(self._hooks.step, metrics)
         return {name: value for name, value in self._hooks.evaluations[-1].items() if name != "step"}
 
     def _read_eval(self, dataset: Any) -> tuple[Prompt, ...]:

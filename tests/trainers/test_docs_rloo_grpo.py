@@ -28,6 +28,8 @@ def test_the_blocks_of_the_page_run_and_print(
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) == len(PRINTED[page])
     for block, pattern in zip(blocks, PRINTED[page], strict=True):
-        source = block.replace(NAMED, str(tmp_path / "small"))
+        # Two threads on two busy cores would slow each other down.
+        one_thread = 'settings={"cluster.cpus_per_worker": 1}, report_to='
+        source = block.replace(NAMED, str(tmp_path / "small")).replace("report_to=", one_thread)
         exec(compile(source, page, "exec"), {"__name__": "page"})
         assert re.fullmatch(pattern, capsys.readouterr().out.strip().splitlines()[-1])

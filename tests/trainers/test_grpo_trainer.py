@@ -31,6 +31,7 @@ def arguments(tmp_path: Path, **options: Any) -> GRPOConfig:
         "use_cpu": True,
         "backend": "local",
         "progress": "none",
+        "settings": {"cluster.cpus_per_worker": 1},
         "save_strategy": "no",
         **options,
     }

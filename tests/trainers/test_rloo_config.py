@@ -243,6 +243,9 @@ def test_derived_sizes_are_filled_in_and_a_contradiction_is_refused() -> None:
     sizes = (config.local_batch_size, config.micro_batch_size, config.batch_size)
     assert sizes == (32, 16, 64)
     assert (config.mini_batch_size, config.local_mini_batch_size, config.num_total_batches) == (32, 16, 10)
+    config.total_episodes = 128
+    fill_in(config, batches_of(config, 100))
+    assert config.num_total_batches == 2, "what was filled in for one trainer does not bind the next"
     wrong = arguments(batch_size=5)
     with pytest.raises(BadInputError, match=r"RLOOConfig.batch_size=5: follows .* give 8"):
         fill_in(wrong, batches_of(wrong, 100))

@@ -32,6 +32,7 @@ def common(tmp_path: Path) -> dict[str, Any]:
         "use_cpu": True,
         "backend": "local",
         "progress": "none",
+        "settings": {"cluster.cpus_per_worker": 1},
     }
 
 
@@ -64,7 +65,11 @@ def test_rloo_learns_to_repeat_the_last_digit(tmp_path: Path, token_level_kl: bo
 def test_grpo_learns_to_repeat_the_last_digit(tmp_path: Path, loss_type: str) -> None:
     model, tokenizer = tiny_model()
     args = GRPOConfig(
-        **common(tmp_path), num_generations=8, max_completion_length=1, loss_type=loss_type, num_generations_eval=4
+        **common(tmp_path),
+        num_generations=8,
+        max_completion_length=1,
+        loss_type=loss_type,
+        num_generations_eval=4,
     )
     with GRPOTrainer(model, by_columns, args, ROWS, ROWS, tokenizer) as trainer:
         trainer.train()

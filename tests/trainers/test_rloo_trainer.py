@@ -56,6 +56,7 @@ def arguments(tmp_path: Path, **options: Any) -> RLOOConfig:
         "use_cpu": True,
         "backend": "local",
         "progress": "none",
+        "settings": {"cluster.cpus_per_worker": 1},
         "save_strategy": "no",
         **options,
     }
