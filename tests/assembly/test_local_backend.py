@@ -141,7 +141,8 @@ def test_a_task_that_depends_on_the_prompt_is_learned(tmp_path: Path) -> None:
 
 
 async def test_callables_score_in_this_process_and_their_failures_stop_the_run(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)  # the caller's, which the run of one thread gives back
     seen: list[str] = []
 
     def lengths(prompts: list[str], responses: list[str], metadata: list[Any]) -> list[float]:
@@ -156,14 +157,15 @@ async def test_callables_score_in_this_process_and_their_failures_stop_the_run(t
         "max_retries": 0,
         "max_failure_fraction": 0.0,
     }
-    values = settings(rewards=rewards, data={"held_out": 0}, cluster={"cpus_per_worker": threads + 1})
+    values = settings(rewards=rewards, data={"held_out": 0})
     open_run, prompts, observer = await opened(tmp_path / "good", values, Given(scorers={"mine": lengths}))
     try:
-        assert torch.get_num_threads() == threads + 1
+        assert torch.get_num_threads() == 1
         await open_run.train(prompts, 2)
     finally:
         await open_run.close()
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
     assert len(seen) == 2 * 16
     assert 0 < observer.rows[2]["rewards/mine"] <= 6
     open_run, prompts, _ = await opened(tmp_path / "bad", values, Given(scorers={"mine": broken}))
