@@ -1,7 +1,7 @@
 """One row of fixed data (a mapping of columns) and a tokenizer in, an Example of token sequences out.
 
-Prompts are texts, chat messages or token ids; responses are texts or messages. A response ends with the end
-token. Where a sequence is too long, the prompt loses its start, then the response its end.
+Prompts and responses are texts, chat messages or token ids. A response ends with the end token (token ids are
+taken as they are). Where a sequence is too long, the prompt loses its start, then the response its end.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ def kto_example(encoder: Encoder, _objective: Objective, record: Record, place: 
     prompt = _column(record, encoder.data.prompt_column)
     ids, text = _prompt(encoder, prompt)
     completion = _column(record, encoder.data.completion_column)
-    label = _column(record, encoder.data.label_column)
-    if label not in (True, False):
-        raise UnusablePromptError(f"the label is {label!r:.40}, not true or false")
+    label = _truth(_column(record, encoder.data.label_column))
     response = _response(encoder, prompt, text, completion, "completion")
     return Example(place, (encoder.joined(ids, response),), 1.0 if label else -1.0)
 
@@ -181,6 +179,8 @@ def _prompt(encoder: Encoder, prompt: Any) -> tuple[list[int], str]:
 
 def _response(encoder: Encoder, prompt: Any, prompt_text: str, answer: Any, name: str) -> list[int]:
     """Token ids of the answer, ended; of chats, what the template writes after the prompt."""
+    if isinstance(answer, list) and answer and all(type(entry) is int for entry in answer):
+        return list(answer)  # token ids, ended by whoever made them
     if _is_chat(prompt) or _is_chat(answer):
         if not _is_chat(prompt):
             raise UnusablePromptError(f"the {name} is chat messages, but the prompt is not")
@@ -242,6 +242,17 @@ def _column(record: Record, column: str) -> Any:
         known = ", ".join(map(repr, record)) or "none"
         raise UnusablePromptError(f"no value in the column {column!r} (it has: {known})")
     return record[column]
+
+
+WORDS = {"true": True, "1": True, "false": False, "0": False}
+"""Labels as CSV files have them."""
+
+
+def _truth(label: Any) -> bool:
+    known = WORDS.get(label.strip().lower()) if isinstance(label, str) else label
+    if known not in (True, False):
+        raise UnusablePromptError(f"the label is {label!r:.40}, not true or false")
+    return bool(known)
 
 
 def _number(record: Record, column: str) -> float:
