@@ -35,7 +35,7 @@ SCRATCH = ScratchModel(
 
 @dataclass(frozen=True)
 class Task:
-    """rows: prompt and answer. steps: updates batches that suffice."""
+    """rows: prompt and answer. steps: updates, of 256 completions each, that suffice."""
 
     rows: list[dict[str, str]]
     steps: int
@@ -43,7 +43,7 @@ class Task:
 
 def echo() -> Task:
     pairs = itertools.product(range(10), range(10))
-    return Task([{"prompt": f"{a}{b}=", "answer": str(b)} for a, b in pairs], steps=120)
+    return Task([{"prompt": f"{a}{b}=", "answer": str(b)} for a, b in pairs], steps=100)
 
 
 def addition() -> Task:
@@ -62,9 +62,9 @@ def score(prompt: str, response: str, answer: str) -> float:
 def arguments(seed: int, folder: str, steps: int) -> dict[str, Any]:
     return {
         "output_dir": folder,
-        "per_device_train_batch_size": 128,
-        "learning_rate": 3e-3,
-        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 256,
+        "learning_rate": 2e-3,
+        "lr_scheduler_type": "linear",
         "temperature": 1.0,
         "seed": seed,
         "eval_strategy": "steps",
@@ -89,10 +89,10 @@ def make_rloo(task: Task, seed: int, folder: str, steps: int, token_level_kl: bo
 
     config = RLOOConfig(
         **arguments(seed, folder, steps),
-        total_episodes=128 * steps,
+        total_episodes=256 * steps,
         rloo_k=8,
         response_length=2,
-        num_ppo_epochs=2,
+        num_ppo_epochs=1,
         num_mini_batches=1,
         kl_coef=0.003,
         token_level_kl=token_level_kl,
@@ -108,13 +108,11 @@ def make_grpo(task: Task, seed: int, folder: str, steps: int) -> GRPOTrainer:
     def reward(prompts: list[str], completions: list[str], answer: list[str]) -> list[float]:
         return [score(*sample) for sample in zip(prompts, completions, answer, strict=True)]
 
-    # A global step of GRPO is an update: two passes over each batch.
-    values = arguments(seed, folder, 2 * steps) | {"max_steps": 2 * steps}
     config = GRPOConfig(
-        **values,
+        **arguments(seed, folder, steps),
+        max_steps=steps,
         num_generations=8,
         num_generations_eval=2,
-        num_iterations=2,
         max_completion_length=2,
     )
     return GRPOTrainer(model, reward, config, task.rows, task.rows, tokenizer)
