@@ -43,12 +43,12 @@ class Task:
 
 def echo() -> Task:
     pairs = itertools.product(range(10), range(10))
-    return Task([{"prompt": f"{a}{b}=", "answer": str(b)} for a, b in pairs], steps=100)
+    return Task([{"prompt": f"{a}{b}=", "answer": str(b)} for a, b in pairs], steps=180)
 
 
 def addition() -> Task:
     pairs = itertools.product(range(5), range(5))
-    return Task([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs], steps=300)
+    return Task([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs], steps=320)
 
 
 TASKS = {"echo": echo, "addition": addition}
