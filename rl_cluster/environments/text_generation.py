@@ -81,12 +81,15 @@ class TextGenerationEnv(RLEnvironment):
     def step(self, action: Action) -> StepResult:
         """Take one or many tokens; of many, what comes after the end of the episode is dropped.
 
+        The first step of a new environment begins its first episode, as the documents' examples do; after the
+        end of an episode a step is refused (BadInputError) until reset().
         info: generated_text, steps, finish_reason ("stop", "length" or None), tokens_taken (how many of the
         action's tokens count). metrics: reward, and length in generated tokens.
         """
         if self._playing is None:
-            state = "is over" if self.responses else "has not begun"
-            raise BadInputError(f"step: the episode {state}; call reset() first.")
+            if self.responses:
+                raise BadInputError("step: the episode is over; call reset() first.")
+            self.reset()
         ids = token_ids(action, self.tokenizer)
         self.steps += 1
         before = len(self._generated)

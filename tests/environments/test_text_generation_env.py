@@ -120,11 +120,10 @@ def test_max_length_counts_generated_tokens(tokenizer, ids):
     assert env.step(ids("abcdef")).info["generated_text"] == "abc"
 
 
-def test_a_step_outside_an_episode_is_refused(tokenizer, ids):
-    env = TextGenerationEnv(tokenizer, ["a"])
-    with pytest.raises(BadInputError, match="has not begun; call reset"):
-        env.step(5)
-    env.reset()
+def test_the_first_step_begins_the_first_episode_and_a_step_after_the_end_is_refused(tokenizer, ids):
+    env = TextGenerationEnv(tokenizer, ["a", "b"])
+    assert not env.step(ids("c")[0]).done
+    assert (env.current_text, env.current_prompt_idx, env.steps) == ("ac", 1, 1)
     env.step(EOS)
     with pytest.raises(BadInputError, match="is over; call reset"):
         env.step(5)
