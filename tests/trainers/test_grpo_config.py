@@ -103,6 +103,7 @@ ACTING = [
     ({"vllm_tensor_parallel_size": 2}, "rollout.tensor_parallel_size", 2),
     ({"warmup_ratio": 0.1, "max_steps": 100}, "optimizer.warmup_steps", 10),
     ({"warmup_steps": 5}, "optimizer.warmup_steps", 5),
+    ({"warmup_steps": 0.1, "max_steps": 100}, "optimizer.warmup_steps", 10),
     ({"progress": "plain", "disable_tqdm": False}, "log.progress", "plain"),
 ]
 
