@@ -10,7 +10,7 @@ from rl_cluster.config.fit_check import on_cpu
 from rl_cluster.config.machine import Machine
 from rl_cluster.config.memory import LearnerSizes, Memory, learner_memory
 from rl_cluster.config.model_shape import ModelShape, find_shape
-from rl_cluster.config.placement import MAX_THREADS_BESIDE_GPU, Role, WorkerPlan
+from rl_cluster.config.placement import MAX_THREADS_BESIDE_GPU, Role, WorkerPlan, with_threads_for
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ def make_fit_plan(config: FitConfig, machine: Machine) -> FitPlan:
     length = max_sequence(config, shape)
     memory = _memory(config, shape, length, device)
     ranks = range(config.learner.num_ranks)
-    workers = tuple(_rank(config, machine, device, rank, memory) for rank in ranks)
+    placed = tuple(_rank(config, machine, device, rank, memory) for rank in ranks)
+    size = None if shape is None else shape.num_parameters
+    workers = with_threads_for(placed, size, config.cluster.cpus_per_worker)
     return FitPlan(device, machine, shape, workers, length)
 
 

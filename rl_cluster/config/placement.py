@@ -191,5 +191,22 @@ def _floor(value: float) -> float:
     return math.floor(value * 100) / 100 if value < 1 else float(math.floor(value))
 
 
+ONE_THREAD_LIMIT = 5_000_000
+"""Parameters up to which a model's matrices are too small to be worth sharing out among threads."""
+
+
+def with_threads_for(
+    workers: tuple[WorkerPlan, ...], num_parameters: int | None, asked: int | None
+) -> tuple[WorkerPlan, ...]:
+    """On CPUs, one thread each for a small model unless cluster.cpus_per_worker (asked) says otherwise.
+
+    Threads that wait for each other by spinning get in the way of every other process: on a busy machine a
+    small step took a hundred times as long with two of them.
+    """
+    if asked is not None or num_parameters is None or num_parameters > ONE_THREAD_LIMIT:
+        return workers
+    return tuple(worker if worker.gpus else replace(worker, threads=1) for worker in workers)
+
+
 def with_memory(worker: WorkerPlan, memory: Memory | None) -> WorkerPlan:
     return replace(worker, memory=memory)

@@ -26,6 +26,7 @@ from rl_cluster.config.placement import (
     needs_reference_worker,
     place,
     with_memory,
+    with_threads_for,
 )
 from rl_cluster.config.reward import RewardModelScorer, scorer_name
 from rl_cluster.config.run import RunConfig
@@ -80,7 +81,8 @@ def make_plan(config: RunConfig, machine: Machine) -> Plan:
     device = resolve_device(config, machine)
     shape = find_shape(config.model)
     derived = derive(config, shape)
-    placed = place(config, machine, device)
+    size = None if shape is None else shape.num_parameters
+    placed = with_threads_for(place(config, machine, device), size, config.cluster.cpus_per_worker)
     workers = tuple(with_memory(w, _memory(config, machine, shape, derived, w)) for w in placed)
     critic = critic_of(config.algorithm)
     worker_reference: Literal["worker", "adapter_off"]

@@ -54,7 +54,7 @@ BAD = [
     (["algorithm={name: ppo, lam: 2}"], ["algorithm.lam = 2", "must be at most 1"]),
     (["algorithm={name: ppo, critic: {warmup: 1}}"], ["algorithm.critic.warmup_steps?"]),
     (["data.train.source=adition"], ["data.train.source", "Did you mean addition?"]),
-    (["data.train={num_digits: 3}"], ["data.train.source", "is required", "jsonl, parquet"]),
+    (["data.train={num_digits: 3}"], ["data.train.source", "is required", "jsonl, csv, parquet"]),
     (["data.train={source: jsonl}"], ["data.train.path", "is required"]),
     (["rewards.scorers=[]"], ["rewards.scorers = []", "needs 1 or more entries"]),
     (["rewards.scorers=[{weight: 2}]"], ["rewards.scorers.0.kind", "is required"]),

@@ -69,15 +69,24 @@ def test_derived_counts_follow_from_the_three_knobs():
     assert plan.reference == "worker"
 
 
+LARGE = "model.scratch.hidden_size=1024"
+"""More parameters than ONE_THREAD_LIMIT."""
+
+
+def test_the_matrices_of_a_small_model_are_not_shared_out_among_threads():
+    assert {w.threads for w in plan_of(SERVER, "rollout.num_workers=4").workers} == {1}
+    assert {w.threads for w in plan_of(SERVER, LARGE).of("learner")} == {32}
+
+
 def test_roles_that_take_turns_may_each_use_all_cores():
-    plan = plan_of(SERVER, "rollout.num_workers=4", "learner.num_ranks=2", "algorithm={name: rloo}")
+    plan = plan_of(SERVER, LARGE, "rollout.num_workers=4", "learner.num_ranks=2", "algorithm={name: rloo}")
     threads = {role: [w.threads for w in plan.of(role)] for role in ("rollout", "learner", "reference")}
     assert threads == {"rollout": [8] * 4, "learner": [16] * 2, "reference": [16]}
     assert sum(w.num_cpus for w in plan.workers) <= 32
 
 
 def test_asynchronous_roles_share_the_cores():
-    plan = plan_of(SERVER, "rollout.num_workers=4", "learner.num_ranks=2", "async.max_policy_lag=1")
+    plan = plan_of(SERVER, LARGE, "rollout.num_workers=4", "learner.num_ranks=2", "async.max_policy_lag=1")
     assert [w.threads for w in plan.of("rollout")] == [4] * 4
     assert [w.threads for w in plan.of("learner")] == [8] * 2
     assert not plan.synchronous
