@@ -143,7 +143,7 @@ class Chain:
     def dpo(self, policy: Any) -> Any:
         """The policy after a little DPO on pairs of the training prompts."""
         config = rl_cluster.DPOConfig(
-            learning_rate=5e-4, num_epochs=1, output_dir=self._run("dpo"), seed=self.seed, **FIT
+            learning_rate=1e-3, num_epochs=2, output_dir=self._run("dpo"), seed=self.seed, **FIT
         )
         before, start = self._score(policy), time.perf_counter()
         trained = rl_cluster.DPOTrainer(config, copy.deepcopy(policy), self.tokenizer)

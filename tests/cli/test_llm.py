@@ -223,7 +223,10 @@ def test_labels_become_pairs_within_a_prompt(tmp_path: Path) -> None:
     ]
 
 
-def test_a_dry_run_leaves_nothing_behind(llm: Llm, llm_folder: Path) -> None:
+def test_a_dry_run_and_a_refused_command_leave_nothing_behind(llm: Llm, llm_folder: Path) -> None:
     before = sorted(path.name for path in llm_folder.iterdir())
-    assert llm(f"{TRAIN} --trainer reward --data-path labels.jsonl --project-name never")[0] == 0
+    words = "--train --model tiny --trainer reward --data-path labels.jsonl --project-name never"
+    assert llm(f"{words} --dry-run")[0] == 0
+    code, _, err = llm(f"{words} --lr -1")
+    assert code == 2 and "optimizer.learning_rate is --lr" in err
     assert sorted(path.name for path in llm_folder.iterdir()) == before
