@@ -95,6 +95,7 @@ def make_rloo(task: Task, seed: int, folder: str, steps: int, token_level_kl: bo
         num_ppo_epochs=1,
         num_mini_batches=1,
         kl_coef=0.003,
+        normalize_advantage=True,
         token_level_kl=token_level_kl,
         num_sample_generations=0,
     )

@@ -216,3 +216,42 @@ def test_a_used_folder_is_refused_or_overwritten_on_demand(tmp_path: Path) -> No
     config = arguments(tmp_path, output_dir=str(tmp_path / "photos"), overwrite_output_dir=True)
     with pytest.raises(BadInputError, match="not an earlier run"):
         RLOOTrainer(config, tokenizer, policy, None, last_digit, ROWS).train()
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
+    tokenizer = tiny_model()[1]
+    evaluations = iter([0.0, 10.0, 5.0])
+
+    def reward(texts: list[str]) -> list[float]:
+        # Groups of the next step may be scored in one call with an evaluation's.
+        return [next(evaluations) if text.startswith("9") else last_digit([text])[0] for text in texts]
+
+    def trained(name: str, episodes: int, **options: Any) -> Any:
+        policy = tiny_model()[0]
+        config = arguments(
+            tmp_path,
+            output_dir=str(tmp_path / name),
+            total_episodes=episodes,
+            lr_scheduler_type="constant",
+            **options,
+        )
+        with RLOOTrainer(
+            config, tokenizer, policy, None, reward, ROWS, eval_dataset=[{"prompt": "9="}]
+        ) as it:
+            it.train()
+            return policy.state_dict(), it.state
+
+    one_step, _ = trained("one", 16)
+    best, state = trained(
+        "best",
+        32,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="reward",
+    )
+    assert (state.best_metric, state.best_global_step) == (10.0, 1)
+    for name, value in best.items():
+        torch.testing.assert_close(value, one_step[name], msg=name)
