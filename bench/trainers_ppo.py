@@ -32,9 +32,10 @@ SCRATCH = ScratchModel(
     max_positions=16,
 )
 SETTINGS: dict[str, Any] = {
-    "learning_rate": 2e-3,
-    "batch_size": 128,
-    "mini_batch_size": 64,
+    "learning_rate": 3e-3,
+    "learning_rate_schedule": "linear",
+    "batch_size": 256,
+    "mini_batch_size": 128,
     "ppo_epochs": 2,
     "gamma": 1.0,
     "kl_penalty_coef": 0.003,
@@ -48,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "progress": "none",
     "settings": {"cluster.cpus_per_worker": 1},
 }
-ITERATIONS = {"echo": 120, "addition": 300}
+ITERATIONS = {"echo": 80, "addition": 150}
 
 
 def rows_of(task: str) -> list[dict[str, str]]:

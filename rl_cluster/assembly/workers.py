@@ -83,7 +83,7 @@ def engine_spec(config: RunConfig, plan: Plan, model_path: str) -> EngineSpec:
         model=model_path,
         dtype=config.model.dtype,
         device=plan.device,
-        max_model_len=plan.derived.max_sequence_tokens + 1,
+        max_model_len=_max_model_len(plan),
         max_num_seqs=rollout.max_concurrent_sequences,
         tensor_parallel_size=rollout.tensor_parallel_size,
         kv_cache_gib=rollout.kv_cache_gib,
@@ -96,6 +96,13 @@ def engine_spec(config: RunConfig, plan: Plan, model_path: str) -> EngineSpec:
         sync_backend=plan.sync_backend,
         trust_remote_code=config.model.trust_remote_code,
     )
+
+
+def _max_model_len(plan: Plan) -> int:
+    """One token more than any sequence, for the probe; vLLM refuses more than the model has positions."""
+    wanted = plan.derived.max_sequence_tokens + 1
+    positions = None if plan.shape is None else plan.shape.max_positions
+    return wanted if positions is None else min(wanted, positions)
 
 
 async def start_samplers(
@@ -178,7 +185,7 @@ async def _end(results: Sequence[Any]) -> None:
 def _publisher(
     config: RunConfig, plan: Plan, learner: LearnerGroup, rollouts: Sequence[RolloutHandle], probe: Prompt
 ) -> EnginePublisher:
-    longest = min(PROBE_TOKENS, plan.derived.max_sequence_tokens)
+    longest = min(PROBE_TOKENS, _max_model_len(plan) - 1)
     spec = PublisherSpec(
         backend=plan.sync_backend,
         bucket_bytes=config.sync.bucket_mib * 2**20,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2ForSequenceClassification, TrainerCallback
 
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.environments import TextGenerationEnv
@@ -309,3 +310,45 @@ def test_gradient_checkpointing_of_the_model_is_honoured(tokenizer: Any, tmp_pat
     with PPOTrainer(settings(tmp_path / "run"), model, tokenizer, echo) as trainer:
         trainer.train(PROMPTS, num_iterations=1)
     assert "gradient_checkpointing: true" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+class StopAtTwo(TrainerCallback):
+    """Counts, and wishes for the end after the second iteration."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.logged: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.steps.append(state.global_step)
+        control.should_training_stop = len(self.steps) == 2
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        self.logged.append(logs["objective/scores"])
+
+
+def test_callbacks_of_transformers_are_heard(tokenizer: Any, tmp_path: Path) -> None:
+    callback = StopAtTwo()
+    with PPOTrainer(
+        settings(tmp_path / "run"), new_model(tokenizer), tokenizer, echo, callbacks=[callback]
+    ) as trainer:
+        history = trainer.train(PROMPTS, num_iterations=5)
+    # An iteration is 2 epochs × 2 mini-batches of updates, and a global step is an update.
+    assert callback.steps == [4, 8]
+    assert history["rewards"] == callback.logged and len(callback.logged) == 2
+
+
+def test_a_classifier_of_transformers_scores_by_its_logit(tokenizer: Any, tmp_path: Path) -> None:
+    config = new_model(tokenizer).config
+    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
+    torch.manual_seed(0)
+    classifier = Qwen2ForSequenceClassification(config)
+    with torch.no_grad():
+        # The hidden state of every text is the same, so every score is: 2 × the sum of 32 normed entries.
+        for parameter in classifier.model.parameters():
+            parameter.zero_()
+        classifier.model.norm.weight.fill_(1.0)
+        classifier.model.embed_tokens.weight.fill_(1.0)
+        classifier.score.weight.fill_(2.0)
+    with PPOTrainer(settings(tmp_path / "run"), new_model(tokenizer), tokenizer, classifier) as trainer:
+        assert trainer.train(PROMPTS, num_iterations=1)["rewards"] == [pytest.approx(64.0, rel=1e-4)]
