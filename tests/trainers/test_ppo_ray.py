@@ -14,19 +14,20 @@ from rl_cluster.trainers.ppo import PPOTrainer
 from rl_cluster.trainers.ppo_config import PPOConfig
 
 SMALL = ScratchModel(
-    alphabet="0123=", hidden_size=64, num_layers=1, num_heads=2, intermediate_size=64, max_positions=32
+    alphabet="0123=", hidden_size=64, num_layers=1, num_heads=2, intermediate_size=64, max_positions=64
 )
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_train_generate_and_step_on_a_cluster_end_in_the_model_object(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(SMALL.alphabet, 32)
+    tokenizer = build_tokenizer(SMALL.alphabet, 64)
     model: Any = build_model(SMALL, len(tokenizer), 0)
     config = PPOConfig(
         learning_rate=1e-2,
         batch_size=4,
         ppo_epochs=1,
         max_new_tokens=3,
+        max_prompt_length=16,
         temperature=1.0,
         save_every=0,
         device="cpu",
