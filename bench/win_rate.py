@@ -1,6 +1,6 @@
 """Does RLOO against a learned reward model make SmolLM2-135M-Instruct write better summaries?
 
-In small, what the RLOO page of TRL shows for TL;DR: judged win rates against reference summaries, before and after.
+In small, what the RLOO page of TRL shows for TL;DR: judged win rates before and after.
 
     python bench/smollm2.py                 # the model, once
     python bench/win_rate.py [--updates 20] [--pairs 400] [--out runs/win_rate]
@@ -185,9 +185,8 @@ def main() -> None:
         for post, text in zip(held_out, answers, strict=True)
     ]
     half = len(held_out)
-    print(
-        f"facts named (name, thing, finder): {sum(named[:half]) / half:.2f} before, {sum(named[half:]) / half:.2f} after"
-    )
+    shares = sum(named[:half]) / half, sum(named[half:]) / half
+    print(f"facts named (name, thing, finder): {shares[0]:.2f} before, {shares[1]:.2f} after")
     print(f"{time.time() - begun:.0f} s in all")
     rows = [
         {"prompt": post.text, "reference": post.summary(), "before": b, "after": a}

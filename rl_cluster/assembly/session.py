@@ -11,7 +11,10 @@ import ray
 
 from rl_cluster.config.fit_plan import FitPlan
 from rl_cluster.config.plan import Plan
-from rl_cluster.errors import BadInputError
+from rl_cluster.errors import BadInputError, DeadlineError
+
+START_ATTEMPTS = 3
+"""Ray gives its node 30 s to come up, and no setting changes that; a busy machine may take longer."""
 
 
 @contextmanager
@@ -19,24 +22,46 @@ def ray_session(plan: Plan | FitPlan) -> Iterator[None]:
     """Inside, Ray is up. A local one gets the plan's cores and GPUs; a cluster of RAY_ADDRESS has its own.
 
     A Ray that the caller has already started is used and left as it is. Raises BadInputError when
-    RAY_ADDRESS leads nowhere.
+    RAY_ADDRESS leads nowhere, DeadlineError when a local Ray does not come up.
     """
     if ray.is_initialized():
         yield
         return
     address = os.environ.get("RAY_ADDRESS")
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+    if address:
+        _connect(address)
+    else:
+        _start(plan)
     try:
-        if address:
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-        else:
-            ray.init(address="local", num_cpus=plan.machine.cores, num_gpus=plan.machine.gpus, **quiet)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
         raise BadInputError(
             f"RAY_ADDRESS={address}: no Ray cluster answers there ({error}). Start one with "
             "`ray start --head`, or unset RAY_ADDRESS to use a local Ray."
         ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+
+
+def _start(plan: Plan | FitPlan) -> None:
+    settings = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            ray.init(address="local", num_cpus=plan.machine.cores, num_gpus=plan.machine.gpus, **settings)
+            return
+        except Exception as error:
+            # Ray raises a plain Exception here; its text is the only mark.
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            if attempt == START_ATTEMPTS:
+                raise DeadlineError(
+                    f"a local Ray did not start within 30 s, {START_ATTEMPTS} times in a row. The machine is "
+                    "busy with something else; wait, or start Ray yourself (`ray start --head`) and set "
+                    "RAY_ADDRESS=auto."
+                ) from error
