@@ -48,7 +48,7 @@ def echo() -> Task:
 
 def addition() -> Task:
     pairs = itertools.product(range(5), range(5))
-    return Task([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs], steps=320)
+    return Task([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs], steps=600)
 
 
 TASKS = {"echo": echo, "addition": addition}
