@@ -94,7 +94,7 @@ def sapo_loss(
 ) -> Surrogate:
     """−A (4/τ) σ(τ (ratio − 1)), τ by the sign of A; Soft Adaptive Policy Optimization, Gao et al. 2025.
 
-    At ratio 1 the gradient is that of the unclipped surrogate; it fades on both sides, and nothing is clipped.
+    At ratio 1 the gradient is that of the unclipped surrogate; it fades on both sides, without a clip.
     """
     temperature = torch.where(advantages > 0, temperature_positive, temperature_negative)
     gate = 4.0 / temperature * torch.sigmoid(temperature * (ratio - 1.0))
