@@ -72,18 +72,19 @@ def make_task(seed: int) -> Task:
     return Task(rows[:80], rows[80:])
 
 
-def pairs(rows: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
-    """Per prompt: the answer above three other digits, and above answers with something behind them.
+def pairs(rows: list[dict[str, str]], seed: int, end: int) -> list[dict[str, Any]]:
+    """Per prompt: the answer above five other digits, three longer responses, and none at all (only `end`).
 
-    Without the last a reward model never sees such responses, and PPO finds out that it likes them.
+    Without the last four a reward model never sees such responses, and PPO finds out that it likes them.
     """
     draw = random.Random(seed)
-    found = []
+    found: list[dict[str, Any]] = []
     for row in rows:
         right = row["answer"]
-        wrong = draw.sample([digit for digit in "0123456789" if digit != right], 3)
-        longer = [right + draw.choice("0123456789>"), draw.choice("0123456789") + right, ">"]
-        found += [{"prompt": row["prompt"], "chosen": right, "rejected": other} for other in wrong + longer]
+        wrong: list[Any] = draw.sample([digit for digit in "0123456789" if digit != right], 5)
+        wrong += [first + draw.choice(SCRATCH.alphabet) for first in (right, draw.choice("0123456789"), ">")]
+        wrong.append([end])
+        found += [{"prompt": row["prompt"], "chosen": right, "rejected": other} for other in wrong]
     return found
 
 
@@ -134,8 +135,8 @@ class Chain:
         )
         start = time.perf_counter()
         trainer = rl_cluster.RewardTrainer(config, copy.deepcopy(policy), self.tokenizer)
-        trainer.train(pairs(self.task.train, self.seed))
-        accuracy = trainer.evaluate(pairs(self.task.held_out, self.seed + 1))["eval_accuracy"]
+        trainer.train(self._pairs(self.task.train))
+        accuracy = trainer.evaluate(self._pairs(self.task.held_out))["eval_accuracy"]
         assert accuracy is not None
         self._note("reward model", None, accuracy, start)
         return trainer.model
@@ -147,7 +148,7 @@ class Chain:
         )
         before, start = self._score(policy), time.perf_counter()
         trained = rl_cluster.DPOTrainer(config, copy.deepcopy(policy), self.tokenizer)
-        model = trained.train_on_preferences(pairs(self.task.train, self.seed))
+        model = trained.train_on_preferences(self._pairs(self.task.train))
         self._note("DPO", before, self._score(model), start)
         return model
 
@@ -178,6 +179,9 @@ class Chain:
             model = trainer.train(self.task.train).model
         self._note(name, before, self._score(model), start)
         return model
+
+    def _pairs(self, rows: list[dict[str, str]]) -> list[dict[str, Any]]:
+        return pairs(rows, self.seed, self.tokenizer.eos_token_id)
 
     def _run(self, name: str) -> str:
         return str(self.folder / name.replace(" ", "-"))

@@ -98,10 +98,19 @@ Peek = tuple[tuple[str, ...], int]
 def _peek_jsonl(path: Path) -> Peek:
     with open(path, encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
-    first = json.loads(lines[0]) if lines else {}
-    if not isinstance(first, dict):
-        raise ValueError(f"its first line is a JSON {type(first).__name__}, but an object {{…}} is needed")
-    return tuple(first), len(lines)
+    problems = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            problems.append(f"not JSON: {error}")
+            continue
+        if isinstance(row, dict):
+            return tuple(row), len(lines)
+        problems.append(f"a JSON {type(row).__name__}, but an object {{…}} is needed")
+    if problems:
+        raise ValueError(f"no line is a row; the first is {problems[0]}")
+    return (), 0
 
 
 def _peek_csv(path: Path) -> Peek:

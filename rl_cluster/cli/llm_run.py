@@ -13,6 +13,7 @@ from typing import Any
 from rl_cluster.cli.llm_data import DataFile, find_data, require_column
 from rl_cluster.cli.llm_flags import Flags
 from rl_cluster.cli.llm_nested import COMMON_NAMES, backend_of, common, from_table, model_folder, nested
+from rl_cluster.config.algorithm import GRPO, PPO, RLOO
 from rl_cluster.config.load import apply_override, parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
@@ -55,6 +56,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "grpo": {"batch.samples_per_prompt": 4, "algorithm.kl.coef": 0.1},
 }
 """Where the documented default of a flag is not that of the setting."""
+
+
+ALGORITHMS = {"ppo": PPO(), "rloo": RLOO(), "grpo": GRPO()}
+"""With the defaults of their settings."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def run_config(flags: Flags, overrides: Sequence[str], run_dir: Path) -> RunConf
     if flags.held_out:
         settings["eval.num_prompts"] = flags.held_out
     if flags.warmup_ratio is not None:
-        epochs = flags.rl_num_ppo_epochs or (4 if flags.trainer == "ppo" else 1)
+        epochs = flags.rl_num_ppo_epochs or ALGORITHMS[flags.trainer].num_epochs
         updates = steps * epochs * (flags.rl_num_mini_batches or 1)
         settings["optimizer.warmup_steps"] = math.ceil(flags.warmup_ratio * updates)
     data = nested(settings)

@@ -64,6 +64,24 @@ def test_an_environment_named_by_module_and_class_brings_prompts_and_rewards(
     assert len(scores) == 2 and all(0 <= score <= 1 for score in scores)
 
 
+def test_an_environment_of_a_known_type_pays_for_the_prompts_of_the_data(llm: Llm, llm_folder: Path) -> None:
+    settings = {
+        "reward_components": {"one": {"type": "keyword", "keywords": ["1"]}, "any": {"type": "nonempty"}}
+    }
+    code, _, err = llm(
+        f"{TRAIN} --trainer rloo --rl-env-type multi_objective --rl-max-new-tokens 3 --max-prompt-length 16 "
+        "--project-name out-kind --rl-reward-weights",
+        '{"one": 2.0, "any": 0.0}',
+        "--rl-env-config",
+        json.dumps(settings),
+    )
+    assert code == 0, err
+    folder = llm_folder / "out-kind"
+    paid, ones = losses(folder, "rewards/environment"), losses(folder, "rewards/environment/one")
+    assert len(paid) == 2
+    assert paid == pytest.approx([2 * value for value in ones])
+
+
 def test_dpo_from_renamed_columns_and_resumed_for_more_steps(llm: Llm, llm_folder: Path) -> None:
     code, _, err = llm(
         f"{TRAIN} --trainer dpo --data-path renamed.jsonl --prompt-text-column question --text-column good "
