@@ -14,7 +14,7 @@ ROWS = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}, {"prompt
 
 
 def found(path: Path | str, split: str = "train") -> DataFile:
-    return find_data(str(path), split, Path("/no/workspace"))
+    return find_data(str(path), split, Path("/no/start"))
 
 
 def test_every_kind_of_file_and_folder_is_found_with_its_columns(tmp_path: Path) -> None:
