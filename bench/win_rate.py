@@ -3,7 +3,7 @@
 In small, what the RLOO page of TRL shows for TL;DR: judged win rates before and after.
 
     python bench/smollm2.py                 # the model, once
-    python bench/win_rate.py [--updates 20] [--pairs 400] [--out runs/win_rate]
+    python bench/win_rate.py [--updates 20] [--pairs 300] [--out runs/win_rate]
 
 Posts are made up from a grammar. A pair is a faithful one-sentence summary against one that names a wrong
 person, thing or finder, says nothing, or copies the post. Two reward models (the first six layers of SmolLM2
@@ -126,7 +126,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--prompts", type=int, default=150)
     parser.add_argument("--out", type=Path, default=Path("runs/win_rate"))
     arguments = parser.parse_args()

@@ -141,6 +141,14 @@ class Counts:
     steps_per_epoch: float
 
 
+def without_gpu_on_cpu(args: TrainingArguments) -> None:
+    """Before TrainingArguments' own checks: they refuse bf16 where no GPU is, unless use_cpu says so."""
+    import torch
+
+    if args.bf16 and not torch.cuda.is_available():
+        args.use_cpu = True
+
+
 def check_arguments(args: TrainingArguments) -> None:
     """BadInputError that lists every argument with a value that has no meaning here."""
     problems = [

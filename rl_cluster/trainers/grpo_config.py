@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers.training_args import TrainingArguments
 
+from rl_cluster.trainers.arguments import without_gpu_on_cpu
+
 
 @dataclass
 class GRPOConfig(TrainingArguments):
@@ -116,3 +118,7 @@ class GRPOConfig(TrainingArguments):
         default=None,
         metadata={"help": 'Further settings of a run by dotted name, as JSON: {"learner.num_ranks": 2}.'},
     )
+
+    def __post_init__(self) -> None:
+        without_gpu_on_cpu(self)
+        super().__post_init__()

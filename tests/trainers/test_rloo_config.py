@@ -249,3 +249,9 @@ def test_derived_sizes_are_filled_in_and_a_contradiction_is_refused() -> None:
     wrong = arguments(batch_size=5)
     with pytest.raises(BadInputError, match=r"RLOOConfig.batch_size=5: follows .* give 8"):
         fill_in(wrong, batches_of(wrong, 100))
+
+
+def test_bf16_on_a_machine_without_a_gpu_means_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert RLOOConfig(output_dir="out", report_to="none", bf16=True).use_cpu
+    assert not RLOOConfig(output_dir="out", report_to="none").use_cpu
