@@ -44,6 +44,10 @@ def check_chat_template(tokenizer: Any) -> None:
         )
 
 
+def is_token_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(entry) is int for entry in prompt)
+
+
 def encode_prompt(tokenizer: Any, prompt: Any, tools: Sequence[Any] | None = None) -> tuple[str, np.ndarray]:
     """(text, int32 [P]): what a reader and what the engine sees of a string, a list of {role, content}, or
     a list of token ids (taken as they are).
@@ -53,7 +57,7 @@ def encode_prompt(tokenizer: Any, prompt: Any, tools: Sequence[Any] | None = Non
     """
     if isinstance(prompt, str):
         text, ids = prompt, encode_text(tokenizer, _checked_text(prompt, "the prompt"))
-    elif isinstance(prompt, list) and prompt and all(type(entry) is int for entry in prompt):
+    elif is_token_ids(prompt):
         return _decoded(tokenizer, prompt)
     elif isinstance(prompt, list):
         text = _render(tokenizer, prompt, tools)

@@ -17,6 +17,7 @@ from rl_cluster.data.encode import (
     UnusablePromptError,
     encode_prompt,
     encode_text,
+    is_token_ids,
     special_tokens,
     unknown_characters,
 )
@@ -179,7 +180,7 @@ def _prompt(encoder: Encoder, prompt: Any) -> tuple[list[int], str]:
 
 def _response(encoder: Encoder, prompt: Any, prompt_text: str, answer: Any, name: str) -> list[int]:
     """Token ids of the answer, ended; of chats, what the template writes after the prompt."""
-    if isinstance(answer, list) and answer and all(type(entry) is int for entry in answer):
+    if is_token_ids(answer):
         return list(answer)  # token ids, ended by whoever made them
     if _is_chat(prompt) or _is_chat(answer):
         if not _is_chat(prompt):

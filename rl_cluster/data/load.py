@@ -7,7 +7,13 @@ from typing import Any
 
 from rl_cluster.config.data import AdditionSource, DataConfig, FileSource, ReasoningGymSource
 from rl_cluster.data.addition import make_addition
-from rl_cluster.data.encode import UnusablePromptError, check_chat_template, encode_prompt, special_tokens
+from rl_cluster.data.encode import (
+    UnusablePromptError,
+    check_chat_template,
+    encode_prompt,
+    is_token_ids,
+    special_tokens,
+)
 from rl_cluster.data.gym_families import make_gym_rows
 from rl_cluster.data.readers import read_file
 from rl_cluster.data.rows import BadRow, RawRows, Row, refuse_bad_rows
@@ -32,7 +38,8 @@ def load_prompts(config: DataConfig, tokenizer: Any) -> PromptSets:
     """
     special_tokens(tokenizer)
     train, held_out = _read_rows(config)
-    if any(isinstance(row.prompt, list) for row in (*train.rows, *held_out.rows)):
+    prompts = [row.prompt for row in (*train.rows, *held_out.rows)]
+    if any(isinstance(prompt, list) and not is_token_ids(prompt) for prompt in prompts):
         check_chat_template(tokenizer)
     train_prompts, bad = _tokenise(train, tokenizer, config.max_prompt_tokens)
     eval_prompts, eval_bad = _tokenise(held_out, tokenizer, config.max_prompt_tokens)

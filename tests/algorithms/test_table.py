@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_cluster.algorithms.fit_table import fit_step
 from rl_cluster.algorithms.inputs import LossInputs
 from rl_cluster.algorithms.table import (
     ADVANTAGES,
@@ -25,6 +26,7 @@ from rl_cluster.algorithms.table import (
 )
 from rl_cluster.batch import TokenBatch
 from rl_cluster.config.algorithm import GRPO, PPO, RLOO, AlgorithmConfig, CriticConfig, KLConfig, Reinforce
+from rl_cluster.config.fit import DPO, KTO, ORPO, RewardObjective
 
 
 def test_every_algorithm_of_the_configuration_has_a_line_in_the_table():
@@ -50,6 +52,7 @@ def test_a_reference_is_needed_only_when_beta_is_above_0():
 
 def test_steps_survive_a_trip_to_another_process():
     steps = [policy_step(PPO(), temperature=0.7, kl_coef=0.1), ValueStep(0.3, 0.7), CrossEntropyStep()]
+    steps += [fit_step(objective, 0.5) for objective in (DPO(), ORPO(), KTO(), RewardObjective())]
     assert [pickle.loads(pickle.dumps(step)) for step in steps] == steps
     assert set(LOSSES) == {type(step) for step in steps}
 

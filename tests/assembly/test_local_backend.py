@@ -141,7 +141,7 @@ def test_a_task_that_depends_on_the_prompt_is_learned(tmp_path: Path) -> None:
 
 
 async def test_callables_score_in_this_process_and_their_failures_stop_the_run(tmp_path: Path) -> None:
-    before = torch.get_num_threads()
+    before, threads = torch.get_num_threads(), threading.enumerate()
     torch.set_num_threads(2)  # the caller's, which the run of one thread gives back
     seen: list[str] = []
 
@@ -174,7 +174,7 @@ async def test_callables_score_in_this_process_and_their_failures_stop_the_run(t
             await open_run.train(prompts, 2)
     finally:
         await open_run.close()
-    assert not [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    assert not [t for t in threading.enumerate() if t not in threads and not t.daemon]
 
 
 async def test_a_generation_that_takes_too_long_ends_between_two_tokens(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_names_default_to_the_kind_or_the_function_and_may_not_repeat() -> None:
 def test_a_prompt_without_the_answer_is_refused_before_anything_starts() -> None:
     tokens = np.array([1], dtype=np.int32)
     good, bad = Prompt("a:1", tokens, "?", {"answer": "x"}), Prompt("a:2", tokens, "?", {"reply": "x"})
-    check_metadata([ExactMatchScorer(), MathScorer(), FunctionScorer(function="a:b")], [good])
+    check_metadata([ExactMatchScorer(), MathScorer(), FunctionScorer(function="math:sqrt")], [good])
     check_metadata([ExactMatchScorer(answer_key="reply")], [bad])
     with pytest.raises(
         BadInputError, match=r"\(exact_match\): a:2 has no 'answer' .* It has: reply\. Set answer_key"
