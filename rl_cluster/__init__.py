@@ -51,6 +51,7 @@ _HOMES = {
         "ForwardBackwardPipeline",
         "OptimStepOutput",
     ),
+    "rl_cluster.pipeline.on_cluster": ("cluster_client",),
     "rl_cluster.reward_models": (
         "MultiObjectiveRewardModel",
         "PairwiseRewardModel",
