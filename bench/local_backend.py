@@ -2,7 +2,8 @@
 
     python -m bench.local_backend [--ray] [--iterations 20] [--threads 1]
 
-16 prompts × 1 sample, 32 new tokens each (the model has no end token), 4 epochs × 4 mini-batches of 4, a
+16 prompts × 1 sample, 32 new tokens each (the model has no end token), 4 epochs of --mini-batches updates (1: as
+the original, which reads no mini-batch size; 4: as PPOConfig says), a
 critic on the policy's trunk, token-wise KL to a frozen reference; a char-level Qwen2 of 0.6 M parameters. The
 first iterations are left out (lazy initialisation). CPU seconds are this process's own, all threads together:
 on a busy machine they say more than the wall clock; of the Ray backend they are the driver's alone.
@@ -70,7 +71,9 @@ class Clock:
     def on_end(self, step: int) -> None: ...
 
 
-def settings(backend: str, model: Path, folder: Path, iterations: int, threads: int) -> dict[str, Any]:
+def settings(
+    backend: str, model: Path, folder: Path, iterations: int, threads: int, mini_batches: int
+) -> dict[str, Any]:
     return {
         "run": {"steps": iterations + WARM_UP, "dir": str(folder), "seed": 1},
         "model": {"path": str(model)},
@@ -78,7 +81,7 @@ def settings(backend: str, model: Path, folder: Path, iterations: int, threads: 
         "rewards": {"scorers": [{"kind": "exact_match"}]},
         "batch": {"prompts_per_step": 16, "samples_per_prompt": 1},
         "rollout": {"max_new_tokens": 32, "temperature": 0.7, "kv_cache_gib": 0.1},
-        "algorithm": {"name": "ppo", "num_epochs": 4, "num_mini_batches": 4},
+        "algorithm": {"name": "ppo", "num_epochs": 4, "num_mini_batches": mini_batches},
         "optimizer": {"learning_rate": 1e-5},
         "cluster": {"backend": backend, "device": "cpu", "cpus_per_worker": threads},
         "log": {"progress": "none", "samples_every": 0, "tensorboard": False},
@@ -96,9 +99,11 @@ def save_endless_model(folder: Path) -> None:
         (folder / name).write_text(json.dumps({**values, "eos_token_id": None}))
 
 
-async def measure(backend: str, model: Path, folder: Path, iterations: int, threads: int) -> Clock:
+async def measure(
+    backend: str, model: Path, folder: Path, iterations: int, threads: int, mini_batches: int
+) -> Clock:
     """A run of the ordinary loop with a clock that hooks into it."""
-    config = parse_config(settings(backend, model, folder, iterations, threads))
+    config = parse_config(settings(backend, model, folder, iterations, threads, mini_batches))
     machine = find_machine(config.cluster)
     check_config(config, machine)
     plan = make_plan(config, machine)
@@ -115,9 +120,9 @@ async def measure(backend: str, model: Path, folder: Path, iterations: int, thre
     return clock
 
 
-def measure_plain(model: Path, iterations: int, threads: int) -> Clock:
+def measure_plain(model: Path, iterations: int, threads: int, mini_batches: int) -> Clock:
     """The same arithmetic as a plain loop, on the same machine in the same minute."""
-    clock, plain = Clock(), PlainPPO(model, load_tokenizer(str(model), False), threads)
+    clock, plain = Clock(), PlainPPO(model, load_tokenizer(str(model), False), threads, mini_batches)
     for number in range(WARM_UP + iterations):
         wall, cpu = plain.iteration()
         if number >= WARM_UP:
@@ -139,17 +144,23 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="the Ray backend as well")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--mini-batches", type=int, default=1, help="per epoch")
     options = parser.parse_args()
     quieten_libraries("cpu")
     rows = []
     with tempfile.TemporaryDirectory() as name:
         save_endless_model(Path(name) / "model")
-        clock = measure_plain(Path(name) / "model", options.iterations, options.threads)
+        clock = measure_plain(Path(name) / "model", options.iterations, options.threads, options.mini_batches)
         rows.append(line("plain loop", clock))
         for backend in ("local", "ray") if options.ray else ("local",):
             clock = asyncio.run(
                 measure(
-                    backend, Path(name) / "model", Path(name) / backend, options.iterations, options.threads
+                    backend,
+                    Path(name) / "model",
+                    Path(name) / backend,
+                    options.iterations,
+                    options.threads,
+                    options.mini_batches,
                 )
             )
             rows.append(line(backend, clock))

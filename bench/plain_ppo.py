@@ -15,13 +15,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 TEMPERATURE, KL_COEF, CLIP, LAM = 0.7, 0.05, 0.2, 0.95
-ROWS, NEW_TOKENS, EPOCHS, MINI_BATCH = 16, 32, 4, 4
+ROWS, NEW_TOKENS, EPOCHS = 16, 32, 4
 
 
 class PlainPPO:
     """`iteration` draws 16 responses and takes 16 updates."""
 
-    def __init__(self, model: Path, tokenizer: object, threads: int) -> None:
+    def __init__(self, model: Path, tokenizer: object, threads: int, mini_batches: int) -> None:
+        self.mini_batch = ROWS // mini_batches
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(model)
         self.reference = AutoModelForCausalLM.from_pretrained(model).eval()
@@ -55,7 +56,7 @@ class PlainPPO:
         advantages, returns = self._gae(rewards, values)
         self.model.train()
         for _ in range(EPOCHS):
-            for rows in torch.randperm(ROWS).split(MINI_BATCH):
+            for rows in torch.randperm(ROWS).split(self.mini_batch):
                 self._update(
                     tokens[rows], real[rows], old[rows], values[rows], advantages[rows], returns[rows]
                 )

@@ -191,8 +191,9 @@ def _floor(value: float) -> float:
     return math.floor(value * 100) / 100 if value < 1 else float(math.floor(value))
 
 
-ONE_THREAD_LIMIT = 5_000_000
-"""Parameters up to which a model's matrices are too small to be worth sharing out among threads."""
+ONE_THREAD_LIMIT = 300_000
+"""Parameters up to which a model's matrices are too small to be worth sharing out among threads. At 600,000 a
+second thread still takes a quarter off an iteration (bench/local_backend.py, quiet machine)."""
 
 
 def with_threads_for(

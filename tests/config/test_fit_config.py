@@ -51,11 +51,11 @@ def test_a_configuration_survives_its_yaml(tmp_path: Path) -> None:
 def test_ranks_share_the_cores_of_a_node_or_take_a_gpu_each() -> None:
     plan = make_fit_plan(base(learner={"num_ranks": 2}), LAPTOP)
     assert [(w.name, w.node, w.threads, w.num_cpus, w.gpus) for w in plan.workers] == [
-        ("learner-0", 0, 1, 2.0, ()),
-        ("learner-1", 0, 1, 2.0, ()),
+        ("learner-0", 0, 2, 2.0, ()),
+        ("learner-1", 0, 2, 2.0, ()),
     ]
-    large = make_fit_plan(base(learner={"num_ranks": 2}, model={"scratch": {"hidden_size": 1024}}), LAPTOP)
-    assert [w.threads for w in large.workers] == [2, 2]
+    tiny = base(learner={"num_ranks": 2}, model={"scratch": {"hidden_size": 32}})
+    assert [w.threads for w in make_fit_plan(tiny, LAPTOP).workers] == [1, 1]
     plan = make_fit_plan(base(learner={"num_ranks": 10}), NODES)
     assert plan.device == "cuda"
     assert [(w.node, w.gpus, w.num_gpus) for w in plan.workers][7:] == [
