@@ -2,9 +2,9 @@
 
     python -m bench.local_backend [--ray] [--iterations 20] [--threads 1]
 
-16 prompts × 1 sample, 32 new tokens each (the model has no end token), 4 epochs of --mini-batches updates (1: as
-the original, which reads no mini-batch size; 4: as PPOConfig says), a
-critic on the policy's trunk, token-wise KL to a frozen reference; a char-level Qwen2 of 0.6 M parameters. The
+16 prompts × 1 sample, 32 new tokens each (the model has no end token), 4 epochs of --mini-batches updates
+(1: as the original, which reads no mini-batch size; 4: as PPOConfig says), a critic on the policy's trunk,
+token-wise KL to a frozen reference; a char-level Qwen2 of 0.6 M parameters. The
 first iterations are left out (lazy initialisation). CPU seconds are this process's own, all threads together:
 on a busy machine they say more than the wall clock; of the Ray backend they are the driver's alone.
 """

@@ -74,7 +74,9 @@ LARGE = "model.scratch.hidden_size=1024"
 
 
 def test_the_matrices_of_a_small_model_are_not_shared_out_among_threads():
-    small = plan_of(SERVER, "rollout.num_workers=4", "model.scratch={hidden_size: 32, num_layers: 1}")
+    small = plan_of(
+        SERVER, "rollout.num_workers=4", "model.scratch={hidden_size: 64, num_heads: 2, num_layers: 1}"
+    )
     assert {w.threads for w in small.workers} == {1}
     assert {w.threads for w in plan_of(SERVER, LARGE).of("learner")} == {32}
 
