@@ -22,7 +22,7 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.loop.buffer import ReadyGroup, StageTimes
 from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.evaluation import Evaluator
-from rl_cluster.loop.loop import TrainingLoop, Workers
+from rl_cluster.loop.loop import TrainingLoop, Workers, train_sampling
 from rl_cluster.loop.producer import Scoring
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
@@ -223,19 +223,6 @@ async def open_run(
 
         cluster = await start_cluster(config, plan, model_path, tokenizer, prompts, given)
     return OpenRun(config, plan, folder, tokenizer, cluster, observer, given)
-
-
-def train_sampling(config: RunConfig) -> SamplingSpec:
-    """The rollout section."""
-    rollout = config.rollout
-    return SamplingSpec(
-        temperature=rollout.temperature,
-        max_new_tokens=rollout.max_new_tokens,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop=rollout.stop,
-        stop_token_ids=rollout.stop_token_ids,
-    )
 
 
 def eval_sampling(config: RunConfig) -> SamplingSpec:

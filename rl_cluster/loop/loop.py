@@ -92,14 +92,7 @@ class TrainingLoop:
         )
         self._kl = kl_controller(config.algorithm.kl)
         self._moments = RunningMoments()
-        self._sampling = SamplingSpec(
-            temperature=config.rollout.temperature,
-            max_new_tokens=config.rollout.max_new_tokens,
-            top_p=config.rollout.top_p,
-            top_k=config.rollout.top_k,
-            stop=config.rollout.stop,
-            stop_token_ids=config.rollout.stop_token_ids,
-        )
+        self._sampling = train_sampling(config)
         self.step = 0
         self.episode = 0
         self.ledger = Ledger()
@@ -319,3 +312,16 @@ async def _or_failure(work: Coroutine[Any, Any, T], failing: asyncio.Task[None] 
         return await task
     finally:
         task.cancel()
+
+
+def train_sampling(config: RunConfig) -> SamplingSpec:
+    """The rollout section."""
+    rollout = config.rollout
+    return SamplingSpec(
+        temperature=rollout.temperature,
+        max_new_tokens=rollout.max_new_tokens,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=rollout.stop,
+        stop_token_ids=rollout.stop_token_ids,
+    )

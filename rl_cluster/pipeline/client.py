@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rl_cluster.errors import BadInputError
-from rl_cluster.pipeline.future import AsyncTrainingFuture
+from rl_cluster.pipeline.future import AsyncTrainingFuture, turn_of
 from rl_cluster.pipeline.losses import PPO_KEYS
 from rl_cluster.pipeline.pipeline import ForwardBackwardPipeline
 
@@ -137,7 +137,8 @@ class AsyncTrainingClient:
 
 def frozen_copy(model: nn.Module) -> nn.Module:
     """A copy that never takes gradients nor drops anything out; the original stays as it is."""
-    frozen = copy.deepcopy(model)
+    with turn_of(model):  # a pipeline may be training it
+        frozen = copy.deepcopy(model)
     frozen.requires_grad_(False)
     frozen.zero_grad(set_to_none=True)
     return frozen.eval()

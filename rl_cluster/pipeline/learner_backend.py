@@ -8,8 +8,6 @@ metrics) and keeps the batch; optim_step knows how many tokens train, sends ever
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -21,7 +19,7 @@ import torch
 
 from rl_cluster.algorithms.inputs import LossInputs
 from rl_cluster.algorithms.table import compute_loss
-from rl_cluster.errors import BadInputError, CheckpointError, DeadlineError, PipelineError
+from rl_cluster.errors import BadInputError, CheckpointError, PipelineError
 from rl_cluster.pipeline.backend import Accumulation, CallableLoss, SampleRequest, SavedState, StepRequest
 from rl_cluster.pipeline.inputs import TokenInputs
 from rl_cluster.pipeline.learner_batch import LearnerBatch
@@ -29,44 +27,12 @@ from rl_cluster.pipeline.losses import BuiltInLoss
 from rl_cluster.pipeline.metrics import loss_metrics
 from rl_cluster.pipeline.outputs import ForwardBackwardOutput, OptimStepOutput
 from rl_cluster.protocols import ForwardOutput, Learner, OptimParams, RolloutWorker, WeightPublisher
+from rl_cluster.trainers.background import BackgroundLoop
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec
 
 LEARNER = "learner"
 """The learner's own part of a checkpoint folder."""
 VERBS = ("forward", "forward_backward", "optim_step", "save", "load", "compute")
-
-
-class EventLoopThread:
-    """An asyncio loop on a thread of its own; plain code waits for its coroutines, with a deadline."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="rl_cluster-learner-calls", daemon=True)
-        self._thread.start()
-
-    def call(self, what: str, coroutine: Coroutine[Any, Any, Any], deadline_seconds: float) -> Any:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(deadline_seconds)
-        except TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise DeadlineError(f"{what}: the learner did not answer within {deadline_seconds:g} s") from None
-
-    def close(self) -> None:
-        """May be called twice."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        if unfinished := asyncio.all_tasks(self._loop):  # calls that missed their deadline
-            for task in unfinished:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.wait(unfinished, timeout=1.0))
-        self._loop.close()
 
 
 class LearnerBackend:
@@ -103,7 +69,7 @@ class LearnerBackend:
         self._published: int | None = None
         self._samples = 0
         self._broken = ""
-        self._thread = EventLoopThread()
+        self._thread = BackgroundLoop("rl_cluster-learner-calls")
 
     def check_tokens(self, tokens: TokenInputs, loss: BuiltInLoss | None) -> None:
         LearnerBatch.of(tokens, loss)
@@ -256,7 +222,7 @@ class LearnerBackend:
         return value
 
     def _call(self, what: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return self._thread.call(what, coroutine, self._deadline)
+        return self._thread.call(coroutine, what, self._deadline)
 
     def _refuse_broken(self) -> None:
         if self._broken:

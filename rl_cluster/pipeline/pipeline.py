@@ -21,7 +21,7 @@ from rl_cluster.pipeline.arguments import (
 )
 from rl_cluster.pipeline.backend import Backend, CallableLoss, StepRequest
 from rl_cluster.pipeline.checkpoint_folder import existing_folder, folder_for, write_folder
-from rl_cluster.pipeline.future import AsyncTrainingFuture, Lane
+from rl_cluster.pipeline.future import AsyncTrainingFuture, Lane, turn_of
 from rl_cluster.pipeline.inputs import TokenInputs, token_inputs
 from rl_cluster.pipeline.learner_backend import LearnerBackend
 from rl_cluster.pipeline.losses import BuiltInLoss, built_in_loss
@@ -57,7 +57,7 @@ class ForwardBackwardPipeline:
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.tokenizer = tokenizer
         self.device, self._backend = _backend_of(model, device)
-        self._lane = Lane("pipeline")
+        self._lane = Lane("pipeline", turn_of(model))
 
     def forward_backward(
         self,
@@ -282,7 +282,8 @@ def _backend_of(model: Any, device: str | torch.device | None) -> tuple[torch.de
         chosen = choose_device(model, device)
         # A model that is spread over devices is already where it belongs.
         if not getattr(model, "hf_device_map", None):
-            model.to(chosen)
+            with turn_of(model):  # another pipeline may be working on it
+                model.to(chosen)
         return chosen, TorchBackend(model, chosen)
     if isinstance(model, (str, Path)) or model is None:
         raise BadInputError(

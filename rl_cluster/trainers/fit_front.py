@@ -14,12 +14,12 @@ from torch import nn
 
 from rl_cluster.assembly.fit import FitResult, evaluate_fit, fit, load_fit_config
 from rl_cluster.config.fit import DPO, KTO, FitConfig, Objective
-from rl_cluster.config.model_shape import find_shape
-from rl_cluster.config.run import ModelConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit_report import Metrics
 from rl_cluster.run_folder import check_unused, resolve_run_dir, run_dir_of
 from rl_cluster.trainers.fit_settings import FitSettings, check_settings, fit_config
+from rl_cluster.trainers.online_checks import num_parameters
+from rl_cluster.trainers.session import save_start
 from rl_cluster.trainers.weights_back import put_back
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class FitFront:
         if tokenizer is None and isinstance(model, nn.Module):
             raise BadInputError("tokenizer: there is none. A model object needs its tokenizer beside it.")
         self.settings = settings
-        self.model = model
+        self.model = str(model) if isinstance(model, Path) else model
         self.tokenizer = tokenizer
         self.callbacks = tuple(callbacks)
         self._started_from: str | None = None
@@ -92,7 +92,9 @@ class FitFront:
         resume: a run folder, whose newest checkpoint is gone on from, with the same rows. loader: puts the
         exported weights into the caller's model. data: further fields of the data section.
         """
-        config = resolve_run_dir(fit_config(self.settings, objective, ".", self._num_parameters(), **data))
+        config = resolve_run_dir(
+            fit_config(self.settings, objective, ".", num_parameters(self.model), **data)
+        )
         if resume is None:
             config = self._with_models(config, reference)
         else:
@@ -114,7 +116,7 @@ class FitFront:
     def measure(self, objective: Objective, rows: Rows, *, reference: Any = None, **data: Any) -> Metrics:
         """eval/… of the present model on rows. reference: default where the last training began."""
         with tempfile.TemporaryDirectory() as scrap:
-            config = fit_config(self.settings, objective, ".", self._num_parameters(), **data)
+            config = fit_config(self.settings, objective, ".", num_parameters(self.model), **data)
             section = config.run.model_copy(update={"dir": scrap})
             config = self._with_models(
                 config.model_copy(update={"run": section}), reference or self._started_from
@@ -133,27 +135,19 @@ class FitFront:
         """The models as paths; objects are written into the run folder's start/."""
         run_dir = run_dir_of(config)
         check_unused(run_dir)
-        path = self._saved(self.model, run_dir / "start" / "policy")
+        path = self._saved(self.model, run_dir, "policy")
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
         objective = config.objective
         if reference is None or not isinstance(objective, DPO | KTO):
             return config
-        saved = self._saved(reference, run_dir / "start" / "reference")
+        saved = self._saved(reference, run_dir, "reference")
         objective = objective.model_copy(update={"reference_model": saved})
         return config.model_copy(update={"objective": objective})
 
-    def _saved(self, model: Any, folder: Path) -> str:
+    def _saved(self, model: Any, run_dir: Path, name: str) -> str:
         if not isinstance(model, nn.Module):
             return str(model)
-        model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        return str(folder)
-
-    def _num_parameters(self) -> int | None:
-        if isinstance(self.model, nn.Module):
-            return sum(parameter.numel() for parameter in self.model.parameters())
-        shape = find_shape(ModelConfig(path=str(self.model)))
-        return None if shape is None else shape.num_parameters
+        return str(save_start(run_dir, model, self.tokenizer, name))
 
     def _finish(
         self, result: FitResult, columns: Mapping[str, str], loader: Callable[[Any, Path], Any]

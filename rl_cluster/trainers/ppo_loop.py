@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rl_cluster.assembly.run import train_sampling
 from rl_cluster.errors import BadInputError
+from rl_cluster.loop.loop import train_sampling
 from rl_cluster.trainers.ppo_history import step_stats
 from rl_cluster.trainers.ppo_run import PPORun
 from rl_cluster.trainers.ppo_tensors import (

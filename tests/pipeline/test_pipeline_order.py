@@ -255,3 +255,32 @@ def test_a_bare_concurrent_future_can_be_wrapped():
     assert not outer.done()
     inner.set_result(3)
     assert outer.result() == 3
+
+
+def test_two_pipelines_over_one_model_take_turns(models, pipelines, gate):
+    model, ids = models.Table(), torch.tensor([[1, 2, 3]])
+    first, second = pipelines(model), pipelines(model)
+    held = first.forward_backward_custom(ids, gate.hold)
+    assert gate.begun.wait(60)
+    waiting = second.forward(ids)
+    third: list[ForwardBackwardPipeline] = []
+    builder = threading.Thread(target=lambda: third.append(pipelines(model)))
+    builder.start()
+    time.sleep(0.2)
+    assert not waiting.done() and not third, "neither a call nor a move to a device may come between"
+    gate.open.set()
+    held.result(60)
+    waiting.result(60)
+    builder.join(60)
+    assert len(third) == 1
+
+
+def test_waiting_for_another_pipeline_of_the_same_model_inside_a_loss_is_refused(models, pipelines):
+    model, ids = models.Table(), torch.tensor([[1, 2, 3]])
+    first, second = pipelines(model), pipelines(model)
+
+    def loss(model, inputs, outputs):
+        second.forward(ids).result(60)
+
+    with pytest.raises(PipelineError, match="inside another call of the same model"):
+        first.forward_backward_custom(ids, loss).result(60)
