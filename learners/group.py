@@ -52,7 +52,7 @@ class LearnerGroup:
         return len(self._ranks)
 
     async def forward(self, batch: Ref, layout: BatchLayout, *, reference: bool = False) -> Ref:
-        """A Ref of ForwardOutput, in the order of the batch. reference: with the adapters switched off."""
+        """A Ref of ForwardOutput, in the order of the batch. reference: see LearnerRank.forward_part."""
         plan = self._plan(layout, range(layout.num_rows))
         calls = [
             rank.submit("forward_part", batch, plan.micro_batches[index], reference, returns=2)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from learners.engine import Engine
 from learners.engine_torch import TorchEngine
@@ -25,6 +26,7 @@ from learners.weight_groups import WeightMetadata, weight_groups, weight_metadat
 from rl_cluster.algorithms.table import LossStep, compute_loss
 from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.batch import TokenBatch
+from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.load import load_critic, load_policy
 from rl_cluster.modeling.policy import CriticModel, PolicyModel
 from rl_cluster.modeling.score_model import ScoreModel, load_score_model
@@ -41,6 +43,7 @@ class ForwardPart:
     logprobs: np.ndarray
     entropy: np.ndarray
     values: np.ndarray | None
+    kl: np.ndarray | None
 
 
 class LearnerRank:
@@ -53,6 +56,7 @@ class LearnerRank:
         self.device = torch.device(spec.device)
         torch.manual_seed(spec.seed + rank)
         self.model = _load_model(spec).to(self.device)
+        self._reference = _load_reference(spec, self.model)
         self.engine = _build_engine(self.model, spec, world_size)
         self._updates = 0
         self._pending_backwards = 0
@@ -61,7 +65,8 @@ class LearnerRank:
     def forward_part(
         self, batch: TokenBatch, micro_batches: MicroBatches, reference: bool
     ) -> tuple[None, ForwardPart]:
-        """Outputs of the rows in `micro_batches`; reference: with the adapters switched off.
+        """Outputs of the rows in `micro_batches`. reference: of the frozen copy, with the policy's divergence
+        from it; where there is none, of the policy with its adapters switched off.
 
         The None is what the driver waits for, so that the outputs need not travel to it (as in assemble).
         """
@@ -70,18 +75,29 @@ class LearnerRank:
         with torch.no_grad():
             for rows in micro_batches:
                 micro = MicroBatch.of(batch, rows, self.device)
-                if reference:
-                    with self.model.reference():
-                        parts.append((micro.places, self._run(micro, self.spec.temperature)))
-                else:
-                    parts.append((micro.places, self._run(micro, self.spec.temperature)))
+                parts.append((micro.places, self._pass(micro, reference)))
         with_values = self.spec.critic != "none" and not reference
+        with_kl = self._reference is not None and reference
         return None, ForwardPart(
             places=_joined([places for places, _ in parts], np.int64),
             logprobs=_joined([output[0].cpu().numpy() for _, output in parts]),
             entropy=_joined([output[1].cpu().numpy() for _, output in parts]),
             values=_joined([output[2].cpu().numpy() for _, output in parts]) if with_values else None,
+            kl=_joined([output[3].cpu().numpy() for _, output in parts]) if with_kl else None,
         )
+
+    def _pass(self, micro: MicroBatch, reference: bool) -> tuple[Any, ...]:
+        """(logprobs, entropy, values, kl)."""
+        temperature = self.spec.temperature
+        if not reference:
+            return *self._run(micro, temperature), None
+        if self._reference is None:
+            with self.model.reference():
+                return *self._run(micro, temperature), None
+        frozen = self._reference.next_token(micro.tokens, micro.packed, micro.targets)
+        logprobs, entropy = frozen.logprobs(micro.tokens[micro.targets], temperature)
+        _, kl, _ = self.engine.forward(micro.tokens, micro.packed, micro.targets, temperature, frozen)
+        return logprobs, entropy, None, kl
 
     def assemble(self, num_tokens: int, *parts: ForwardPart) -> tuple[None, ForwardOutput]:
         """Parts of all ranks become one output in the order of the batch, 0 where not an action."""
@@ -93,10 +109,12 @@ class LearnerRank:
             return result
 
         values = [part.values for part in parts if part.values is not None]
+        kl = [part.kl for part in parts if part.kl is not None]
         return None, ForwardOutput(
             logprobs=spread([part.logprobs for part in parts]),
             entropy=spread([part.entropy for part in parts]),
             values=spread(values) if values else None,
+            kl=spread(kl) if kl else None,
         )
 
     def forward_backward(
@@ -223,6 +241,21 @@ def _load_model(spec: LearnerSpec) -> PolicyModel | CriticModel | ScoreModel:
     if spec.critic == "reward":
         return load_score_model(spec.model_path, lora=spec.lora, pad_token_id=spec.pad_token_id, **common)
     return load_policy(spec.model_path, value_head=spec.critic == "shared", lora=spec.lora, **common)
+
+
+def _load_reference(spec: LearnerSpec, model: nn.Module) -> PolicyModel | None:
+    if spec.reference_path is None:
+        return None
+    assert isinstance(model, PolicyModel), "only a policy is compared with a reference"
+    frozen = load_policy(spec.reference_path, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
+    own, other = (len(policy.logprob_head.weight) for policy in (model, frozen))
+    if own != other:
+        raise BadInputError(
+            f"model.reference_path: {spec.reference_path} has a vocabulary of {other} tokens and the policy "
+            f"one of {own}; algorithm.kl.estimator=exact compares them token by token. Give a reference of "
+            "the same vocabulary, or take another estimator."
+        )
+    return frozen.to(spec.device).eval().requires_grad_(False)
 
 
 def _build_engine(

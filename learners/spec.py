@@ -15,13 +15,14 @@ class LearnerSpec:
     sequence classifier whose score is the value; see modeling/score_model.py).
 
     model_path: Hugging Face folder or hub name. temperature: of the sampling, for `forward`.
-    max_new_tokens: for the aggregation "constant". tokens_per_micro_batch: packed tokens at a time, per rank.
-    total_steps: optimizer updates that the learning-rate schedule spans (not the run's steps where a step
-    takes several updates). dtype: of the weights and the forward pass; master weights and Adam moments are
-    float32. engine: deepspeed shards by zero_stage; torch is plain AdamW, replicated over the ranks.
-    num_threads: of PyTorch per rank, None: its default. deadline_seconds: for any one call;
-    start_deadline_seconds: for all ranks to be up. persist_below: ZeRO-3 keeps parameters smaller than so
-    many numbers gathered (None: DeepSpeed's default, 100,000). pad_token_id: of a reward model's config.
+    max_new_tokens: for the aggregation "constant". tokens_per_micro_batch: packed tokens at a time, per
+    rank. total_steps: optimizer updates that the learning-rate schedule spans (not the run's steps where a
+    step takes several updates). dtype: of the weights and the forward pass; master weights and Adam moments
+    are float32. reference_path: a frozen model beside the policy, for the exact KL of reference passes.
+    engine: deepspeed shards by zero_stage; torch is plain AdamW, replicated over the ranks. num_threads: of
+    PyTorch per rank, None: its default. deadline_seconds: for any one call; start_deadline_seconds: for all
+    ranks to be up. persist_below: ZeRO-3 keeps parameters smaller than so many numbers gathered (None:
+    DeepSpeed's default, 100,000). pad_token_id: of a reward model's config.
     """
 
     model_path: str
@@ -45,6 +46,7 @@ class LearnerSpec:
     start_deadline_seconds: float = 600.0
     persist_below: int | None = None
     pad_token_id: int | None = None
+    reference_path: str | None = None
 
     def __post_init__(self) -> None:
         assert not (self.critic == "separate" and self.lora is not None), "a separate critic has no adapters"

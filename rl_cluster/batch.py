@@ -13,6 +13,7 @@ TOKEN_COLUMNS = (
     "behaviour_logprobs",
     "proximal_logprobs",
     "reference_logprobs",
+    "exact_kl",
     "values",
     "advantages",
     "returns",
@@ -31,7 +32,8 @@ class TokenBatch:
     units: int32 [N], rows with the same unit stay in one micro-batch (the two sides of a pair).
     group_ids: int32 [N], which prompt group a row belongs to.
     The optional float32 [T] columns: log-probabilities (natural log, at the sampling temperature)
-    under the behaviour, proximal and reference policies; values of the state before the token;
+    under the behaviour, proximal and reference policies; exact_kl, the divergence of the proximal from the
+    reference policy's whole distribution (nats); values of the state before the token;
     advantages; returns (value targets); weights (the loss is sum of weights times per-token loss).
     """
 
@@ -43,6 +45,7 @@ class TokenBatch:
     behaviour_logprobs: np.ndarray | None = None
     proximal_logprobs: np.ndarray | None = None
     reference_logprobs: np.ndarray | None = None
+    exact_kl: np.ndarray | None = None
     values: np.ndarray | None = None
     advantages: np.ndarray | None = None
     returns: np.ndarray | None = None

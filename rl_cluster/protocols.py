@@ -54,11 +54,14 @@ class ForwardOutput:
 
     logprobs, entropy: float32 [T], at the sampling temperature, 0 where not an action.
     values: float32 [T] or None, the critic's value of the state before each action, 0 elsewhere.
+    kl: float32 [T] or None, KL(policy ‖ reference) in nats over the whole vocabulary, at the sampling
+    temperature, of a reference pass of a learner that holds both models.
     """
 
     logprobs: np.ndarray
     entropy: np.ndarray
     values: np.ndarray | None = None
+    kl: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Learner(Protocol):
     """
 
     async def forward(self, batch: Ref, layout: BatchLayout, *, reference: bool = False) -> Ref:
-        """A Ref of ForwardOutput for the whole batch. reference=True: with the adapters switched off."""
+        """A Ref of ForwardOutput for the whole batch. reference=True: of the frozen copy that the learner
+        holds beside the model, or of the model with its adapters switched off."""
         ...
 
     async def forward_backward(

@@ -16,6 +16,7 @@ __all__ = [
     "AdaptiveKL",
     "FixedKL",
     "KLController",
+    "exact_kl",
     "kl_controller",
     "kl_per_token",
     "log_ratio",
@@ -68,7 +69,7 @@ ESTIMATORS = {"k1": _k1, "k2": _k2, "k3": _k3, "abs": _abs}
 def kl_per_token(
     logprobs: torch.Tensor,
     reference_logprobs: torch.Tensor,
-    estimator: Literal["k1", "k2", "k3", "abs"],
+    estimator: Literal["k1", "k2", "k3", "abs", "exact"],
 ) -> torch.Tensor:
     """Estimate of KL(π ‖ reference) in nats at each token, from tokens drawn from π.
 
@@ -76,4 +77,10 @@ def kl_per_token(
     k2 = ½ d²; k3 = exp(−d) − 1 + d, unbiased, never negative; abs = |d|. The gradient, where asked for, is
     that of the formula with respect to log π.
     """
+    assert estimator != "exact", "drawn tokens do not suffice: see exact_kl"
     return ESTIMATORS[estimator](log_ratio(logprobs, reference_logprobs))
+
+
+def exact_kl(logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:
+    """KL(π ‖ reference) in nats: Σ π (log π − log ref) over the last axis, the whole vocabulary."""
+    return (safe_logprobs(logprobs).exp() * log_ratio(logprobs, reference_logprobs)).sum(-1)

@@ -154,6 +154,9 @@ def _kl_of_tokens(kl: KLConfig, batch: TokenBatch) -> np.ndarray:
     if batch.reference_logprobs is None:
         assert kl.coef == 0, "a KL penalty needs the reference's log-probabilities"
         return np.zeros(len(batch.tokens))
+    if kl.estimator == "exact":
+        assert batch.exact_kl is not None, "the exact divergence comes from the learner's reference pass"
+        return batch.exact_kl.astype(np.float64)
     policy = batch.behaviour_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
     assert policy is not None, "a KL penalty needs the policy's log-probabilities"
     pair = [torch.from_numpy(column.astype(np.float64)) for column in (policy, batch.reference_logprobs)]

@@ -22,7 +22,7 @@ class PolicyStep:
     loss: PolicyLossConfig
     temperature: float
     kl_coef: float = 0.0
-    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "exact"] = "k3"
     importance_cap: float | None = None
     value_coef: float = 0.0
     clip_value: float = 0.2

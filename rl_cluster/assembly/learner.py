@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from learners.group import LearnerGroup
@@ -52,6 +53,14 @@ def learner_spec(
         deadline_seconds=config.learner.deadline_seconds,
         start_deadline_seconds=config.cluster.start_deadline_seconds,
     )
+
+
+def policy_spec(config: RunConfig, plan: Plan, model_path: str) -> LearnerSpec:
+    """Of the run's policy, with a frozen reference beside it where the plan says so."""
+    spec = learner_spec(config, plan, model_path, critic="shared" if plan.critic == "shared" else "none")
+    if plan.reference != "beside_policy":
+        return spec
+    return replace(spec, reference_path=config.model.reference_path or model_path)
 
 
 def critic_spec(config: RunConfig, plan: Plan, model_path: str) -> LearnerSpec:

@@ -18,7 +18,7 @@ from actors.reference_model import ReferenceModel, ReferenceSpec
 from learners.group import LearnerGroup
 from learners.rank import LearnerRank
 from rl_cluster.assembly.given import Given
-from rl_cluster.assembly.learner import critic_spec, learner_spec, start_learner
+from rl_cluster.assembly.learner import critic_spec, policy_spec, start_learner
 from rl_cluster.assembly.local_rollout import LocalGenerator, LocalPublisher, LocalReference, LocalRollout
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import RunConfig
@@ -98,7 +98,7 @@ async def start_local_cluster(
 async def _start(
     config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, given: Given, threads: int
 ) -> LocalCluster:
-    spec = learner_spec(config, plan, model_path, critic="shared" if plan.critic == "shared" else "none")
+    spec = policy_spec(config, plan, model_path)
     learner = await start_learner(config, plan, spec, "learner")
     critic = None
     if plan.critic == "separate":
@@ -114,7 +114,7 @@ async def _start(
         publisher=LocalPublisher(rollout),
         critic=critic,
         reference=reference,
-        adapter_reference=plan.reference == "adapter_off",
+        learner_is_reference=plan.reference in ("adapter_off", "beside_policy"),
         health=health,
     )
     return LocalCluster(workers, samplers, learner, critic, reference)

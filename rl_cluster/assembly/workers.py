@@ -20,7 +20,7 @@ from learners.rank import LearnerRank
 from learners.weight_sender import LearnerSender
 from rl_cluster.assembly.environment import Factory, run_environment
 from rl_cluster.assembly.given import Given
-from rl_cluster.assembly.learner import critic_spec, learner_spec, start_learner
+from rl_cluster.assembly.learner import critic_spec, policy_spec, start_learner
 from rl_cluster.assembly.placement import Nodes
 from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.config.plan import Plan
@@ -167,7 +167,7 @@ async def start_cluster(
         publisher=_publisher(config, plan, learner, samplers.rollouts, prompts[0]),
         critic=critic,
         reference=reference,
-        adapter_reference=plan.reference == "adapter_off",
+        learner_is_reference=plan.reference in ("adapter_off", "beside_policy"),
         turns=SharedGpus(samplers.rollouts) if config.cluster.colocate else None,
         health=Health(samplers.rollouts, learner, critic),
     )
@@ -211,7 +211,7 @@ async def _start_rollouts(
 
 
 async def _start_learner(config: RunConfig, plan: Plan, model_path: str) -> LearnerGroup:
-    spec = learner_spec(config, plan, model_path, critic="shared" if plan.critic == "shared" else "none")
+    spec = policy_spec(config, plan, model_path)
     return await start_learner(config, plan, spec, "learner")
 
 

@@ -18,9 +18,10 @@ class KLConfig(Config):
     """β. At 0 no reference is loaded."""
     place: Literal["reward_token", "reward_sequence", "loss"] = "loss"
     """Subtracted from each token's reward, from the sequence's score, or added to the loss."""
-    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+    estimator: Literal["k1", "k2", "k3", "abs", "exact"] = "k3"
     """Schulman's estimators: k1 = log(π/ref), k2 = ½ log²(π/ref), k3 = ref/π − 1 − log(ref/π);
-    abs = |log(π/ref)|."""
+    abs = |log(π/ref)|. exact = Σ π log(π/ref) over the vocabulary; in the reward only, and every learner rank
+    then holds a copy of the reference."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     target: PositiveFloat = 6.0
     """Adaptive: the sequence KL (nats) that the controller steers to."""

@@ -43,7 +43,8 @@ def kv_cache_tokens(shape: ModelShape, dtype: str, kv_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class LearnerSizes:
-    """What the learner's memory depends on. trained: parameters with gradients (adapters under LoRA)."""
+    """What the learner's memory depends on. trained: parameters with gradients (adapters under LoRA).
+    with_reference: a whole frozen copy on each rank."""
 
     trained: int
     dtype: str
@@ -52,6 +53,7 @@ class LearnerSizes:
     micro_batch_tokens: int
     gradient_checkpointing: bool
     offload_optimizer: bool
+    with_reference: bool = False
 
 
 def learner_memory(shape: ModelShape, sizes: LearnerSizes, on_gpu: bool) -> Memory:
@@ -72,6 +74,7 @@ def learner_memory(shape: ModelShape, sizes: LearnerSizes, on_gpu: bool) -> Memo
             ("gradients", sizes.trained * width // parts[2]),
             ("optimizer", optimizer),
             ("activations", activations),
+            *((("reference", shape.num_parameters * width),) if sizes.with_reference else ()),
         ),
         on_gpu,
     )

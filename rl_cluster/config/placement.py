@@ -46,11 +46,15 @@ class _Slot:
     shares_with_learner: int | None = None
 
 
-def needs_reference_worker(config: RunConfig) -> bool:
-    """A frozen model of its own; under LoRA the base model with its adapters off is the reference, unless
-    another is named."""
-    model = config.model
-    return config.algorithm.kl.coef > 0 and (model.lora is None or model.reference_path is not None)
+def reference_home(config: RunConfig) -> Literal["none", "worker", "adapter_off", "beside_policy"]:
+    """A frozen model of its own; under LoRA the base model with its adapters off, unless another is named.
+    The exact divergence needs both models' logits in one process: a frozen copy on every learner rank."""
+    model, kl = config.model, config.algorithm.kl
+    if kl.coef == 0:
+        return "none"
+    if kl.estimator == "exact":
+        return "beside_policy"
+    return "worker" if model.lora is None or model.reference_path is not None else "adapter_off"
 
 
 def place(config: RunConfig, machine: Machine, device: str) -> tuple[WorkerPlan, ...]:
@@ -72,7 +76,7 @@ def _slots(config: RunConfig, on_gpu: bool) -> list[_Slot]:
     tensor_parallel = config.rollout.tensor_parallel_size if on_gpu else 0
     slots = [_Slot(f"learner-{i}", "learner", one) for i in range(config.learner.num_ranks)]
     slots += [_Slot(f"rollout-{i}", "rollout", tensor_parallel) for i in range(config.rollout.num_workers)]
-    if needs_reference_worker(config):
+    if reference_home(config) == "worker":
         slots.append(_Slot("reference-0", "reference", one))
     critic = critic_of(config.algorithm)
     if critic is not None and critic.separate:

@@ -23,8 +23,8 @@ from rl_cluster.config.model_shape import ModelShape, find_shape, shape_of_folde
 from rl_cluster.config.placement import (
     Role,
     WorkerPlan,
-    needs_reference_worker,
     place,
+    reference_home,
     with_memory,
     with_threads_for,
 )
@@ -36,7 +36,8 @@ from rl_cluster.config.run import RunConfig
 class Plan:
     """Decided once, printed by --dry-run, executed by the assembly.
 
-    reference: a worker with a frozen copy, the learner with its adapters off, or none (β = 0).
+    reference: a worker with a frozen copy, the learner with its adapters off or with a frozen copy beside
+    the policy, or none (β = 0).
     critic: a head on the policy's trunk, a second learner, or none.
     adapters_only: LoRA; only the adapters are trained and published.
     advice: what would run, but hardly as intended.
@@ -49,7 +50,7 @@ class Plan:
     workers: tuple[WorkerPlan, ...]
     sync_backend: Literal["gloo", "nccl", "ipc"]
     adapters_only: bool
-    reference: Literal["none", "worker", "adapter_off"]
+    reference: Literal["none", "worker", "adapter_off", "beside_policy"]
     critic: Literal["none", "shared", "separate"]
     synchronous: bool
     evaluates: bool
@@ -85,8 +86,6 @@ def make_plan(config: RunConfig, machine: Machine) -> Plan:
     placed = with_threads_for(place(config, machine, device), size, config.cluster.cpus_per_worker)
     workers = tuple(with_memory(w, _memory(config, machine, shape, derived, w)) for w in placed)
     critic = critic_of(config.algorithm)
-    worker_reference: Literal["worker", "adapter_off"]
-    worker_reference = "worker" if needs_reference_worker(config) else "adapter_off"
     return Plan(
         device=device,
         machine=machine,
@@ -95,7 +94,7 @@ def make_plan(config: RunConfig, machine: Machine) -> Plan:
         workers=workers,
         sync_backend=resolve_backend(config, device),
         adapters_only=config.model.lora is not None,
-        reference=worker_reference if config.algorithm.kl.coef > 0 else "none",
+        reference=reference_home(config),
         critic="none" if critic is None else "separate" if critic.separate else "shared",
         synchronous=config.asynchrony.max_policy_lag == 0,
         evaluates=config.data.held_out > 0,
@@ -133,6 +132,7 @@ def _memory(
         micro_batch_tokens=batch_tokens,
         gradient_checkpointing=config.model.gradient_checkpointing,
         offload_optimizer=config.learner.offload_optimizer,
+        with_reference=worker.role == "learner" and reference_home(config) == "beside_policy",
     )
     return learner_memory(shape, sizes, on_gpu)
 

@@ -59,12 +59,12 @@ def add_advantages(
 ) -> tuple[BatchStats, TokenBatch]:
     """Give a batch its proximal and reference log-probabilities, values, advantages and returns.
 
-    scores: float64 [N], shaped. reference: a pass with the adapters off, when there is no reference
-    worker. policy: the pass before the update, or None when the step needs none. critic: the pass
+    scores: float64 [N], shaped. reference: a pass of the learner, when there is no reference worker. policy:
+    the pass before the update, or None when the step needs none. critic: the pass
     of a separate critic; a shared one answers in `policy`.
     """
     if reference is not None:
-        batch = batch.with_columns(reference_logprobs=reference.logprobs)
+        batch = batch.with_columns(reference_logprobs=reference.logprobs, exact_kl=reference.kl)
     gap_mean = gap_max = None
     if policy is not None:
         batch = batch.with_columns(proximal_logprobs=policy.logprobs, values=policy.values)

@@ -51,7 +51,7 @@ class Workers:
     publisher: WeightPublisher
     critic: Learner | None = None
     reference: Reference | None = None
-    adapter_reference: bool = False
+    learner_is_reference: bool = False
     turns: Turns | None = None
     health: Callable[[], Awaitable[Metrics]] | None = None
 
@@ -86,7 +86,7 @@ class TrainingLoop:
         self._evaluator = evaluator
         self._observer = observer
         self._folder = run_folder
-        self._train_step = TrainStep(config, workers.learner, workers.critic, workers.adapter_reference)
+        self._train_step = TrainStep(config, workers.learner, workers.critic, workers.learner_is_reference)
         self._checkpointer = Checkpointer(
             run_folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
         )

@@ -38,14 +38,14 @@ class TrainStep:
     """The arithmetic of one step, given its learner(s); knows nothing of generation."""
 
     def __init__(
-        self, config: RunConfig, learner: Learner, critic: Learner | None, adapter_reference: bool
+        self, config: RunConfig, learner: Learner, critic: Learner | None, learner_is_reference: bool
     ) -> None:
-        """adapter_reference: the reference is the policy itself with its adapters switched off."""
+        """learner_is_reference: the learner answers for the reference, too (a pass with reference=True)."""
         algorithm = config.algorithm
         self._config = config
         self._learner = learner
         self._critic = critic
-        self._adapter_reference = adapter_reference
+        self._learner_is_reference = learner_is_reference
         one_update = algorithm.num_epochs * algorithm.num_mini_batches == 1
         on_policy = config.asynchrony.max_policy_lag == 0
         self._needs_pass_before = not (one_update and on_policy) or needs_critic(algorithm)
@@ -56,7 +56,7 @@ class TrainStep:
         """scores: float64 [N], shaped, in the order of the groups' samples. step: counted from 1."""
         layout, batch = await self._assemble(groups)
         reference = policy = critic = None
-        if self._adapter_reference:
+        if self._learner_is_reference:
             reference = await self._learner.forward(batch, layout, reference=True)
         if self._needs_pass_before:
             policy = await self._learner.forward(batch, layout)

@@ -8,12 +8,15 @@ A plain tuple, because ZeRO-3's hooks must find the tensors in it. Legend: T pac
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
+from rl_cluster.algorithms.kl import exact_kl
 from rl_cluster.modeling.packed import PackedLayout, packed_hidden_states
-from rl_cluster.modeling.token_logprobs import token_logprobs
+from rl_cluster.modeling.token_logprobs import CHUNK_ELEMENTS, token_logprobs
 
 Output = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """logprobs, entropy, values."""
@@ -34,6 +37,19 @@ class ValueHead(nn.Module):
         return self.scalar(torch.relu(self.hidden(hidden_AD)))[:, 0].float()
 
 
+@dataclass(frozen=True)
+class NextToken:
+    """A model's distributions of A next tokens, not computed yet: states [A, D], head [V, D], bias [V]."""
+
+    states: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def logprobs(self, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """As token_logprobs."""
+        return token_logprobs(self.states, self.weight, self.bias, targets, temperature)
+
+
 class LogprobHead(nn.Module):
     """The language-model head as a module that owns its weight, called once per forward pass.
 
@@ -47,9 +63,17 @@ class LogprobHead(nn.Module):
         self.bias = lm_head.bias
 
     def forward(
-        self, hidden_AD: torch.Tensor, targets: torch.Tensor, temperature: float
+        self,
+        hidden_AD: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        reference: NextToken | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logprobs(hidden_AD, self.weight, self.bias, targets, temperature)
+        """With a reference: the divergence from it in place of the entropy, without gradient."""
+        if reference is None:
+            return token_logprobs(hidden_AD, self.weight, self.bias, targets, temperature)
+        own = NextToken(hidden_AD, self.weight, self.bias)
+        return own.logprobs(targets, temperature)[0], divergence(own, reference, temperature)
 
 
 class PolicyModel(nn.Module):
@@ -65,19 +89,47 @@ class PolicyModel(nn.Module):
             self.value_head = ValueHead(base.config.hidden_size, self.logprob_head.weight.dtype)
 
     def forward(
-        self, tokens: torch.Tensor, packed: PackedLayout, targets: torch.Tensor, temperature: float
+        self,
+        tokens: torch.Tensor,
+        packed: PackedLayout,
+        targets: torch.Tensor,
+        temperature: float,
+        reference: NextToken | None = None,
     ) -> Output:
         """tokens: int64 [T]. targets: int64 [A], places of the drawn tokens in the packed order; never the
-        first of a sequence. temperature: the logits are divided by it, in float32."""
-        hidden = packed_hidden_states(base_model(self.lm).get_decoder(), tokens, packed)
-        before = packed.states_at(hidden, targets - 1)
-        logprobs, entropy = self.logprob_head(before, tokens[targets], temperature)
+        first of a sequence. temperature: the logits are divided by it, in float32. reference: see
+        LogprobHead."""
+        before = self._states(tokens, packed, targets)
+        logprobs, entropy = self.logprob_head(before, tokens[targets], temperature, reference)
         values = None if self.value_head is None else self.value_head(before)
         return logprobs, entropy, values
+
+    def next_token(self, tokens: torch.Tensor, packed: PackedLayout, targets: torch.Tensor) -> NextToken:
+        """The distributions that the targets were drawn from. Of whole weights only, not under ZeRO-3."""
+        head = self.logprob_head
+        return NextToken(self._states(tokens, packed, targets), head.weight, head.bias)
+
+    def _states(self, tokens: torch.Tensor, packed: PackedLayout, targets: torch.Tensor) -> torch.Tensor:
+        hidden = packed_hidden_states(base_model(self.lm).get_decoder(), tokens, packed)
+        return packed.states_at(hidden, targets - 1)
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the adapters are off: the model is the one that training started from."""
         return self.lm.disable_adapter() if is_lora(self.lm) else nullcontext()  # type: ignore[operator]
+
+
+@torch.no_grad()
+def divergence(policy: NextToken, reference: NextToken, temperature: float) -> torch.Tensor:
+    """float32 [A]: exact_kl of each next token, chunk by chunk over the tokens."""
+    chunk = max(1, CHUNK_ELEMENTS[policy.states.device.type] // policy.weight.shape[0])
+    parts = []
+    for start in range(0, policy.states.shape[0], chunk):
+        own, other = (
+            linear(model.states[start : start + chunk], model.weight, model.bias).float() / temperature
+            for model in (policy, reference)
+        )
+        parts.append(exact_kl(own.log_softmax(-1), other.log_softmax(-1)))
+    return torch.cat([torch.zeros(0, device=policy.states.device), *parts])
 
 
 class CriticModel(nn.Module):

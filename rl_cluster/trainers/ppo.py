@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from rl_cluster.algorithms.advantages import gae
-from rl_cluster.algorithms.kl import kl_per_token
+from rl_cluster.algorithms.kl import exact_kl, kl_per_token
 from rl_cluster.checks import check_whole_number
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
@@ -277,12 +277,18 @@ class PPOTrainer:
         return advantages, returns
 
     def compute_kl_penalty(self, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-        """What each token's reward loses: kl_coef × the estimator of config.kl_penalty; any shape."""
+        """What each token's reward loses: kl_coef × the estimator of config.kl_penalty; any shape.
+
+        kl_penalty="full": log-probabilities of the whole vocabulary, [..., V], become [...].
+        """
         if logprobs.shape != ref_logprobs.shape:
             raise BadInputError(
                 f"compute_kl_penalty: shapes {list(logprobs.shape)} and {list(ref_logprobs.shape)} differ."
             )
-        return self.kl_coef * kl_per_token(logprobs, ref_logprobs, estimator_of(self.config))
+        estimator = estimator_of(self.config)
+        if estimator == "exact":
+            return self.kl_coef * exact_kl(logprobs, ref_logprobs)
+        return self.kl_coef * kl_per_token(logprobs, ref_logprobs, estimator)
 
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
         """Weights, optimizer, critic, β, position; path: default checkpoints/step-N of the run."""

@@ -11,7 +11,8 @@ from rl_cluster.trainers.ppo_config import PPOConfig
 
 LONGEST_PROMPT = 512
 """Tokens, unless max_prompt_length says otherwise."""
-ESTIMATORS: dict[str, Literal["k1", "k2", "abs"]] = {"kl": "k1", "mse": "k2", "abs": "abs"}
+Estimator = Literal["k1", "k2", "abs", "exact"]
+ESTIMATORS: dict[str, Estimator] = {"kl": "k1", "mse": "k2", "abs": "abs", "full": "exact"}
 
 WHOLE = {
     "batch_size": 1,
@@ -129,15 +130,10 @@ def kl_config(config: PPOConfig) -> KLConfig:
     )
 
 
-def estimator_of(config: PPOConfig) -> Literal["k1", "k2", "abs"]:
+def estimator_of(config: PPOConfig) -> Estimator:
     kind = config.kl_penalty or "kl"
-    if kind == "full":
-        raise BadInputError(
-            'PPOConfig.kl_penalty="full": needs the probabilities of the whole vocabulary at every token; '
-            'the reference here answers with those of the drawn tokens. Use "kl", which has the same mean.'
-        )
     if kind not in ESTIMATORS:
-        raise BadInputError(f'PPOConfig.kl_penalty={kind!r}: must be one of "kl", "abs", "mse".')
+        raise BadInputError(f'PPOConfig.kl_penalty={kind!r}: must be one of "kl", "abs", "mse", "full".')
     return ESTIMATORS[kind]
 
 

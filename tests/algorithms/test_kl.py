@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_cluster.algorithms.kl import AdaptiveKL, FixedKL, kl_controller, kl_per_token
+from rl_cluster.algorithms.kl import AdaptiveKL, FixedKL, exact_kl, kl_controller, kl_per_token
 from rl_cluster.config.algorithm import KLConfig
 from rl_cluster.errors import CheckpointError
 
@@ -31,6 +31,17 @@ def test_k1_and_k3_have_the_true_divergence_as_their_mean():
     for name in ("k1", "k3"):
         each = kl_per_token(torch.from_numpy(np.log(p)), torch.from_numpy(np.log(q)), name).numpy()
         assert float((p * each).sum()) == pytest.approx(truth, rel=1e-12)
+
+
+def test_the_exact_divergence_is_that_of_the_distributions():
+    generator = torch.Generator().manual_seed(2)
+    own, other = torch.randn(2, 4, 7, generator=generator, dtype=torch.float64)
+    policy, reference = (torch.distributions.Categorical(logits=logits) for logits in (own, other))
+    expected = torch.distributions.kl_divergence(policy, reference)
+    torch.testing.assert_close(exact_kl(policy.logits, reference.logits), expected)
+    never = torch.tensor([[0.0, -math.inf]])
+    assert exact_kl(never, torch.log(torch.tensor([[0.5, 0.5]]))).item() == pytest.approx(math.log(2))
+    assert exact_kl(never, never).item() == 0.0
 
 
 def test_the_gradients_are_those_of_the_formulas():

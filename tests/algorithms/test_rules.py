@@ -100,6 +100,19 @@ def test_ppo_runs_gae_on_the_score_at_the_last_token_and_the_penalty_where_it_be
     assert out.advantages.dtype == out.returns.dtype == np.float32
 
 
+@pytest.mark.parametrize("place", ["reward_token", "reward_sequence"])
+def test_the_exact_divergence_takes_the_place_of_the_estimate(place):
+    batch = a_batch(values=True)
+    exact = laid_out([np.arange(1.0, count + 1) for count in COUNTS])
+    out = ppo_advantages(
+        PPO(kl=kl(place, estimator="exact")),
+        AdvantageInputs(batch.with_columns(exact_kl=exact.astype(np.float32)), SCORES, BETA),
+    )
+    sums = np.array([count * (count + 1) / 2 for count in COUNTS])
+    np.testing.assert_allclose(out.kl, sums)
+    np.testing.assert_allclose(out.non_score_reward, -BETA * sums)
+
+
 def test_ppo_whitens_advantages_after_the_returns_were_made():
     batch = a_batch(values=True)
     inputs = AdvantageInputs(batch, SCORES, BETA)

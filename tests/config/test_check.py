@@ -99,6 +99,7 @@ BAD = [
     (LAPTOP, ["rollout.stop=['']"], "rollout.stop.0", "Remove it"),
     (LAPTOP, ["rollout.stop_token_ids=[-3]"], "rollout.stop_token_ids.0 = -3", "at least 0"),
     (LAPTOP, ["algorithm={name: grpo, kl: {controller: adaptive}}"], "kl.controller", "above 0"),
+    (LAPTOP, ["algorithm={name: grpo, kl: {coef: 0.1, estimator: exact}}"], "kl.estimator", "reward_token"),
     (LAPTOP, ["algorithm={name: ppo, critic: {model: x}}"], "algorithm.critic.model", "separate=true"),
     (LAPTOP, ["algorithm={name: ppo, critic: {learning_rate: 1}}"], "critic.learning_rate", "separate=true"),
     (LAPTOP, ["algorithm={name: ppo, critic: {warmup_steps: 100}}"], "critic.warmup_steps", "at most 99"),

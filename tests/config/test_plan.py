@@ -127,6 +127,16 @@ def test_without_kl_there_is_no_reference_and_under_lora_no_copy_of_it():
     assert lora.adapters_only
 
 
+def test_the_exact_divergence_keeps_a_frozen_copy_beside_the_policy():
+    penalty = "algorithm={name: ppo, kl: {coef: 0.1, place: reward_token, estimator: exact}}"
+    plan, usual = plan_of(LAPTOP, penalty), plan_of(LAPTOP, penalty.replace("exact", "k1"))
+    assert (plan.reference, usual.reference) == ("beside_policy", "worker")
+    assert plan.of("reference") == ()
+    (learner,), (other,) = plan.of("learner"), usual.of("learner")
+    copy = dict(learner.memory.parts)["reference"]
+    assert copy == dict(learner.memory.parts)["weights"] and learner.memory.total == other.memory.total + copy
+
+
 def test_roles_get_gpus_of_their_own():
     plan = plan_of(
         EIGHT_GPUS,

@@ -20,10 +20,12 @@ from rl_cluster.algorithms.weights import row_weights
 from rl_cluster.config.algorithm import PolicyLossConfig
 from rl_cluster.config.run import LoRAConfig, OptimizerConfig
 from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.modeling.scratch import save_scratch_model
 from rl_cluster.protocols import OptimParams
 from tests.learners.learner_cases import (
     OPTIMIZER,
     STEP,
+    TINY,
     layout_of,
     make_batch,
     make_model,
@@ -157,6 +159,41 @@ def test_lora_trains_only_adapters_and_its_reference_is_the_base(model_path: str
     assert np.array_equal(trained.logprobs, again.logprobs), "dropout is for training alone"
     assert np.array_equal(reference.logprobs, expected.logprobs)
     assert np.abs(trained.logprobs - expected.logprobs).max() > 1e-3
+
+
+def test_a_reference_beside_the_policy_gives_its_logprobs_and_the_whole_divergence(
+    model_path: str, tmp_path: Path
+) -> None:
+    """Against the logits of transformers, row by row; also after the policy has moved."""
+    batch = make_batch()
+    other = make_model(tmp_path, seed=7)
+    rank = LearnerRank(spec_of(model_path, reference_path=other, critic="shared"))
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    rank.forward_backward(batch, [range(13)], weights, STEP)
+    rank.optim_step(OptimParams())
+    rank.export(tmp_path / "moved")
+    policy, reference = (AutoModelForCausalLM.from_pretrained(path) for path in (tmp_path / "moved", other))
+    _, output = rank.assemble(len(batch.tokens), rank.forward_part(batch, [range(6), range(6, 13)], True)[1])
+    assert output.kl is not None and output.values is None
+    expected_kl, expected = np.zeros(len(batch.tokens)), np.zeros(len(batch.tokens))
+    for begin, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+        ids = torch.from_numpy(batch.tokens[begin:end].astype(np.int64))
+        with torch.no_grad():
+            own, frozen = (m(ids[None]).logits[0, :-1].double() / 0.9 for m in (policy, reference))
+        own, frozen = own.log_softmax(-1), frozen.log_softmax(-1)
+        expected_kl[begin + 1 : end] = (own.exp() * (own - frozen)).sum(-1)
+        expected[begin + 1 : end] = frozen.gather(-1, ids[1:, None])[:, 0]
+    assert np.abs(output.kl - expected_kl * batch.action_mask).max() < 1e-5
+    assert np.abs(output.logprobs - expected * batch.action_mask).max() < 1e-5
+    assert expected_kl[batch.action_mask].min() > 1e-4
+    _, before = rank.forward_part(batch, [range(13)], False)
+    assert before.kl is None and before.values is not None
+
+
+def test_a_reference_of_another_vocabulary_is_refused(model_path: str, tmp_path: Path) -> None:
+    save_scratch_model(TINY.model_copy(update={"alphabet": "0123"}), tmp_path)
+    with pytest.raises(BadInputError, match=r"reference_path: .* has a vocabulary of \d tokens"):
+        LearnerRank(spec_of(model_path, reference_path=str(tmp_path)))
 
 
 def test_a_separate_critic_learns_the_returns(model_path: str) -> None:

@@ -198,6 +198,14 @@ def test_the_kl_penalty_is_the_coefficient_times_the_estimate(
     torch.testing.assert_close(penalty, 0.5 * torch.tensor(expected))
 
 
+def test_the_full_kl_penalty_is_over_the_whole_vocabulary(make: Any) -> None:
+    trainer = make(kl_penalty="full", init_kl_coef=0.5)
+    logits = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    policy, reference = (torch.distributions.Categorical(logits=one) for one in logits)
+    penalty = trainer.compute_kl_penalty(policy.logits, reference.logits)
+    torch.testing.assert_close(penalty, 0.5 * torch.distributions.kl_divergence(policy, reference))
+
+
 def test_the_dataloader_gives_whole_shuffled_batches_of_lists(make: Any, char_tokenizer: Any) -> None:
     rows = [{"query": f"{i}+1=", "answer": i} for i in range(5)]
     batches = list(make(dataset=rows).dataloader)

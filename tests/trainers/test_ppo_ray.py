@@ -34,6 +34,7 @@ def test_train_generate_and_step_on_a_cluster_end_in_the_model_object(tmp_path: 
         backend="ray",
         progress="none",
         output_dir=str(tmp_path / "run"),
+        kl_penalty="full",
         settings={"rollout.kv_cache_gib": 0.1, "cluster.cpus_per_worker": 1},
     )
     queries = [torch.tensor(tokenizer(text)["input_ids"]) for text in ("12=", "3=")]
@@ -43,6 +44,7 @@ def test_train_generate_and_step_on_a_cluster_end_in_the_model_object(tmp_path: 
         responses = trainer.generate(queries)
         before = model.lm_head.weight.clone()
         stats = trainer.step(queries, responses, [1.0, -1.0])
+        assert stats["objective/kl"] > 0.0  # type: ignore[operator]
         assert stats["ppo/mean_scores"] == 0.0 and stats["health/logprob_gap_max"] < 1e-2  # type: ignore[operator]
         assert not torch.equal(model.lm_head.weight, before)
         # The engine answers greedily as the model object that has got the trained weights.

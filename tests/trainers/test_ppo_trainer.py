@@ -274,13 +274,16 @@ def test_a_change_after_the_start_is_refused(tokenizer: Any, tmp_path: Path) -> 
             trainer.train(PROMPTS, num_iterations=1)
 
 
-def test_a_reference_of_ones_own_is_what_the_kl_is_measured_against(tokenizer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("penalty", ["kl", "full"])
+def test_a_reference_of_ones_own_is_what_the_kl_is_measured_against(
+    penalty: str, tokenizer: Any, tmp_path: Path
+) -> None:
     first_kl = []
     for name, reference in (("own", None), ("other", new_model(tokenizer, seed=9))):
         model = new_model(tokenizer)
         given = copy.deepcopy(reference)
         with PPOTrainer(
-            settings(tmp_path / name), model, reference, tokenizer, None, reward_fn=echo
+            settings(tmp_path / name, kl_penalty=penalty), model, reference, tokenizer, reward_fn=echo
         ) as trainer:
             first_kl.append(trainer.train(PROMPTS, num_iterations=1)["kl_divergence"][0])
             assert trainer.ref_model is reference

@@ -76,6 +76,10 @@ def kl_is_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
         reason = "multiplies algorithm.kl.coef, and 0 stays 0"
         remedy = "Start from a coefficient above 0, or use the fixed controller."
         yield Problem("algorithm.kl.controller", "adaptive", reason, remedy)
+    if kl.estimator == "exact" and kl.place == "loss":
+        reason = "is worked out before the update and has no gradient, so it cannot be in the loss"
+        remedy = "Set algorithm.kl.place to reward_token or reward_sequence, or take k3."
+        yield Problem("algorithm.kl.estimator", "exact", reason, remedy)
 
 
 def critic_is_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
