@@ -59,11 +59,11 @@ def score(prompt: str, response: str, answer: str) -> float:
     return 1.0 if response == answer else 0.5 if response.startswith(answer) else 0.0
 
 
-def arguments(seed: int, folder: str, steps: int) -> dict[str, Any]:
+def arguments(seed: int, folder: str, steps: int, learning_rate: float) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "per_device_train_batch_size": 256,
-        "learning_rate": 2e-3,
+        "learning_rate": learning_rate,
         "lr_scheduler_type": "linear",
         "temperature": 1.0,
         "seed": seed,
@@ -88,13 +88,13 @@ def make_rloo(task: Task, seed: int, folder: str, steps: int, token_level_kl: bo
         return [score(prompt, response, answers[prompt]) for prompt, response in cut]
 
     config = RLOOConfig(
-        **arguments(seed, folder, steps),
+        **arguments(seed, folder, steps, 1e-3),
         total_episodes=256 * steps,
         rloo_k=8,
         response_length=2,
         num_ppo_epochs=1,
         num_mini_batches=1,
-        kl_coef=0.003,
+        kl_coef=0.05,
         normalize_advantage=True,
         token_level_kl=token_level_kl,
         num_sample_generations=0,
@@ -110,7 +110,7 @@ def make_grpo(task: Task, seed: int, folder: str, steps: int) -> GRPOTrainer:
         return [score(*sample) for sample in zip(prompts, completions, answer, strict=True)]
 
     config = GRPOConfig(
-        **arguments(seed, folder, steps),
+        **arguments(seed, folder, steps, 2e-3),
         max_steps=steps,
         num_generations=8,
         num_generations_eval=2,

@@ -161,6 +161,13 @@ def create_run_folder(config: RunConfig | FitConfig) -> RunFolder:
     return folder
 
 
+def go_on_in_run_folder(config: RunConfig | FitConfig) -> RunFolder:
+    """The folder of the run that is resumed; config.yaml becomes the configuration of now."""
+    folder = open_run_folder(run_dir_of(config))
+    write_atomically(folder.config, dump_config(config))
+    return folder
+
+
 @contextlib.contextmanager
 def new_run_folder(config: RunConfig | FitConfig) -> Iterator[RunFolder]:
     """create_run_folder, for the time of a run. Bad input that is found before the first metrics, such as a

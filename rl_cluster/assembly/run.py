@@ -166,6 +166,11 @@ class OpenRun:
         self._loop = self._new_loop(prompts, self.config.run.steps, state)
         await self.cluster.workers.publisher.publish(state.step)
 
+    async def load_weights(self, checkpoint: Path) -> None:
+        """The learner's state of a checkpoint, into the engines too; the loop stays where it is."""
+        await self.cluster.load(checkpoint)
+        await self.cluster.workers.publisher.publish(self.step)
+
     async def close(self) -> None:
         """End every worker."""
         await self.cluster.close()

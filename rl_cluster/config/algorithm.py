@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from rl_cluster.config.base import Config
+from rl_cluster.config.base import Config, LocalPath
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -58,7 +58,7 @@ class CriticConfig(Config):
 
     separate: bool = False
     """False: value head on the policy's trunk. True: a model of its own, which starts as the policy."""
-    model: str | None = None
+    model: LocalPath | None = None
     """Folder of a separate critic's weights; default: the policy's."""
     learning_rate: PositiveFloat | None = None
     """Separate critic only; default: the policy's."""

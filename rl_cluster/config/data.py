@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from rl_cluster.config.base import Config
+from rl_cluster.config.base import Config, LocalPath
 
 
 class FileSource(Config):
     """JSONL, CSV, Parquet, or a folder written by `datasets.save_to_disk`."""
 
     source: Literal["jsonl", "csv", "parquet", "dataset"]
-    path: str
-    eval_path: str | None = None
+    path: LocalPath
+    eval_path: LocalPath | None = None
     """Held-out rows; default: the last `held_out` rows of path."""
     prompt_column: str = "prompt"
     """A string, a list of chat messages {role, content} rendered with the tokenizer's own template, or a list

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rl_cluster.config.algorithm import Fraction
-from rl_cluster.config.base import Config
+from rl_cluster.config.base import Config, LocalPath
 from rl_cluster.config.run import (
     CheckpointConfig,
     ClusterConfig,
@@ -38,7 +38,7 @@ class DPO(Config):
     """Probability that a label is wrong (conservative DPO); sigmoid only."""
     reference_free: bool = False
     """The reference is taken to be uniform; none is computed."""
-    reference_model: str | None = None
+    reference_model: LocalPath | None = None
     """A folder or hub name; default: the model as it is before its first update (adapters off)."""
 
 
@@ -57,7 +57,7 @@ class KTO(Config):
     beta: PositiveFloat = 0.1
     desirable_weight: NonNegativeFloat = 1.0
     undesirable_weight: NonNegativeFloat = 1.0
-    reference_model: str | None = None
+    reference_model: LocalPath | None = None
     """As in dpo."""
 
 
@@ -92,8 +92,8 @@ class FitDataConfig(Config):
 
     source: Literal["jsonl", "csv", "parquet", "dataset", "given"] = "jsonl"
     """given: the calling process hands the rows over."""
-    path: str | None = None
-    eval_path: str | None = None
+    path: LocalPath | None = None
+    eval_path: LocalPath | None = None
     """Held-out rows; default: the last `held_out` rows of path."""
     held_out: NonNegativeInt = 0
     """Rows kept from training, for evaluation."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from rl_cluster.config.base import Config
+from rl_cluster.config.base import Config, LocalPath
 
 
 class _Scorer(Config):
@@ -49,7 +49,7 @@ class RewardModelScorer(_Scorer):
     """A sequence-classification checkpoint; the score is its first logit on prompt + response tokens."""
 
     kind: Literal["reward_model"] = "reward_model"
-    path: str
+    path: LocalPath
     num_workers: PositiveInt = 1
     tokens_per_batch: PositiveInt = 16384
     """Requests are gathered into batches of at most so many tokens, padding included."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rl_cluster.config.algorithm import GRPO, AlgorithmConfig
-from rl_cluster.config.base import Config
+from rl_cluster.config.base import Config, LocalPath
 from rl_cluster.config.data import DataConfig, EvalConfig
 from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.config.reward import RewardConfig
@@ -52,9 +52,9 @@ class SupervisedConfig(Config):
 
 
 class ModelConfig(Config):
-    path: str | None = None
+    path: LocalPath | None = None
     """A Hugging Face folder or hub name. Exactly one of path and scratch."""
-    reference_path: str | None = None
+    reference_path: LocalPath | None = None
     """Folder or hub name of the reference; default: the policy as it starts."""
     scratch: ScratchModel | None = None
     supervised: SupervisedConfig | None = None

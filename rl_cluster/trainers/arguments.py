@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "fsdp": ((None, "", [], False), _DEEPSPEED),
     "deepspeed": ((None,), _DEEPSPEED),
     "debug": (("", []), "there is no such mode"),
-    "resume_from_checkpoint": ((None,), "start from an exported model, or `rl-cluster train --resume RUN`"),
+    "resume_from_checkpoint": ((None,), "give it to train(): trainer.train(resume_from_checkpoint=RUN)"),
 }
 
 SCHEDULES = {

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Wishes
+
+STATE_NAME = "trainer_state.json"
+"""In a checkpoint's folder, as transformers' Trainer writes it."""
 
 Metrics = Mapping[str, float | None]
 
@@ -111,6 +114,22 @@ class CallbackHooks:
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = str(checkpoint)
         self._fire("on_save")
+        own = {type(c).__name__: c.state() for c in self.callbacks if isinstance(c, ExportableState)}
+        self.state.stateful_callbacks.update(own)
+        self.state.save_to_json(str(checkpoint / STATE_NAME))
+
+    def load(self, checkpoint: Path) -> None:
+        """Go on as on_save left it: the history, the best metric, and what stateful callbacks had counted."""
+        file = checkpoint / STATE_NAME
+        if not file.is_file():
+            raise BadInputError(f"{file}: is not there: no checkpoint of a trainer. Choose another.")
+        # In place, because reward functions were given this object.
+        vars(self.state).update(vars(TrainerState.load_from_json(str(file))))
+        for callback in self.callbacks:
+            if isinstance(callback, ExportableState):
+                saved = self.state.stateful_callbacks.get(type(callback).__name__, callback.state())
+                for name, value in saved["attributes"].items():
+                    setattr(callback, name, value)
 
     def on_end(self, step: int) -> None:
         self._at(step)

@@ -22,13 +22,20 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError, ScorerError
 from rl_cluster.loop.report import Metrics
-from rl_cluster.run_folder import check_unused
+from rl_cluster.loop.state import newest_checkpoint
+from rl_cluster.run_folder import check_unused, open_run_folder
 from rl_cluster.trainers.arguments import read_settings
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import plain_metadata
 from rl_cluster.trainers.online_checks import num_parameters
 from rl_cluster.trainers.rewards_given import RewardSource
-from rl_cluster.trainers.session import TrainerSession, save_prompts, save_start
+from rl_cluster.trainers.session import (
+    TrainerSession,
+    find_checkpoint,
+    prompt_lines,
+    save_prompts,
+    save_start,
+)
 from rl_cluster.trainers.weights_back import put_back
 from rl_cluster.trajectory import Prompt
 
@@ -88,29 +95,35 @@ class OnlineRun:
             self._model = model
         return self._model
 
-    def session(self) -> TrainerSession:
-        """The open run; started if it is not there yet."""
+    def session(self, checkpoint: Path | None = None) -> TrainerSession:
+        """The open run; started if it is not there yet. checkpoint: to go on from."""
         if self._finalizer is not None and not self._finalizer.alive:
             raise BadInputError("the trainer is closed. Make a new one, with the trained model.")
         if self._session is None:
-            self._session = self._start()
+            self._session = self._start(checkpoint)
             self._finalizer = weakref.finalize(self, self._session.close)
         return self._session
 
-    def train(self) -> Metrics:
-        """All steps, then the export to RUN/model, and the weights into the caller's model."""
+    def train(self, resume: str | Path | None = None) -> Metrics:
+        """All steps, then the export to RUN/model, and the weights into the caller's model.
+
+        resume: a run folder (or its newest checkpoint), whose run then goes on in place.
+        """
         if self.trained:
             raise BadInputError(
                 "train() has run, and its schedule is at its end. Make a new trainer to go on."
             )
-        session = self.session()
+        checkpoint = None if resume is None else self._resumed(resume)
+        session = self.session(checkpoint)
+        if checkpoint is not None:
+            self.hooks.load(checkpoint)
         held_out = self.parts.held_out if self._evaluates else ()
         with self._user_words():
             last = session.train(PromptSets(self.parts.train, held_out), self.config.run.steps)
         self.trained = True
         best = self.hooks.state.best_model_checkpoint
         if self.hooks.args.load_best_model_at_end and best is not None and Path(best).is_dir():
-            session.background.call(session.run.cluster.load(Path(best)))
+            session.background.call(session.run.load_weights(Path(best)))
         session.background.call(session.run.export())
         if not isinstance(self._model, str):
             self._model = put_back(self._model, session.folder.model)
@@ -152,33 +165,74 @@ class OnlineRun:
                 raise
             raise problem from error
 
-    def _start(self) -> TrainerSession:
+    def _resumed(self, resume: str | Path) -> Path:
+        """The checkpoint to go on from; its run folder becomes this run's."""
+        if self._session is not None:
+            raise BadInputError("resume_from_checkpoint: the workers run already. Train before you evaluate.")
+        checkpoint = find_checkpoint(resume, "resume_from_checkpoint")
+        newest = newest_checkpoint(checkpoint.parent)
+        if checkpoint != newest:
+            raise BadInputError(
+                f"resume_from_checkpoint={str(resume)!r}: {newest.name} is newer, and its metrics follow in "
+                "the same folder. Delete the later checkpoints, or resume from the newest."
+            )
+        section = self.config.run.model_copy(update={"dir": str(checkpoint.parents[1])})
+        self.config = self.config.model_copy(update={"run": section})
+        return checkpoint
+
+    def _start(self, checkpoint: Path | None) -> TrainerSession:
         if self._address is not None:
             os.environ["RAY_ADDRESS"] = self._address
-        if self._overwrite:
-            _remove_old_run(self.folder)
-        check_unused(self.folder)
-        config = self._with_paths()
+        if checkpoint is None:
+            if self._overwrite:
+                _remove_old_run(self.folder)
+            check_unused(self.folder)
+        config = self._with_paths(resumed=checkpoint is not None)
+        if checkpoint is not None:
+            _check_same(open_run_folder(self.folder).read_config(), config)
         scorers = {s.name: s.scorer.score for s in self.parts.rewards if s.scorer is not None}
         return TrainerSession(
-            config, self.parts.tokenizer, self.parts.train, Given(scorers=scorers, hooks=(self.hooks,))
+            config,
+            self.parts.tokenizer,
+            self.parts.train,
+            Given(scorers=scorers, hooks=(self.hooks,)),
+            checkpoint,
         )
 
-    def _with_paths(self) -> RunConfig:
-        """Models and prompts that are objects become files in RUN/start, which the configuration names."""
+    def _with_paths(self, resumed: bool) -> RunConfig:
+        """Models and prompts that are objects become files in RUN/start, which the configuration names.
+
+        resumed: they are there; the prompts must be the same.
+        """
         parts, config = self.parts, self.config
+
+        def path_of(model: Any, name: str, tokenizer: Any = None) -> str | None:
+            if model is None or isinstance(model, str):
+                return model
+            if resumed:
+                return str(self.folder / "start" / name)
+            return str(save_start(self.folder, model, tokenizer or parts.tokenizer, name))
+
         model = config.model.model_copy(
             update={
-                "path": self._path_of(parts.policy, "policy"),
-                "reference_path": self._path_of(parts.reference, "reference"),
+                "path": path_of(parts.policy, "policy"),
+                "reference_path": path_of(parts.reference, "reference"),
             }
         )
         scorers = [
-            source.section(self._path_of(source.module, f"reward-{number}", source.tokenizer))
+            source.section(path_of(source.module, f"reward-{number}", source.tokenizer))
             for number, source in enumerate(parts.rewards)
         ]
-        ids = [prompt.tokens.tolist() for prompt in parts.train]
-        prompts = save_prompts(self.folder, ids, plain_metadata(parts.train))
+        columns = [prompt.tokens.tolist() for prompt in parts.train], plain_metadata(parts.train)
+        if resumed:
+            prompts = self.folder / "start" / "prompts.jsonl"
+            if prompts.read_text() != prompt_lines(*columns):
+                raise BadInputError(
+                    f"train_dataset: its prompts are not those of the run in {self.folder}. Resume with the "
+                    "same data, or start a new run from its model."
+                )
+        else:
+            prompts = save_prompts(self.folder, *columns)
         held_out = None
         if self._evaluates:
             held_out = prompts.with_name("eval_prompts.jsonl")
@@ -192,10 +246,25 @@ class OnlineRun:
         data["run"]["dir"] = str(self.folder)
         return parse_config(data, "")
 
-    def _path_of(self, model: Any, name: str, tokenizer: Any = None) -> str | None:
-        if model is None or isinstance(model, str):
-            return model
-        return str(save_start(self.folder, model, tokenizer or self.parts.tokenizer, name))
+
+def _check_same(before: RunConfig, now: RunConfig) -> None:
+    """Raise BadInputError where a resumed run has other settings; only the number of steps may change."""
+    old, new = (_flat(config.model_dump(mode="json", by_alias=True)) for config in (before, now))
+    changed = [name for name in old | new if old.get(name) != new.get(name) and name != "run.steps"]
+    if changed:
+        name = changed[0]
+        raise BadInputError(
+            f"resume_from_checkpoint: {name} is {new.get(name)!r} and was {old.get(name)!r} in "
+            f"{now.run.dir}. Resume with the settings of that run, or start a new run from its model."
+        )
+
+
+def _flat(data: Any, name: str = "") -> dict[str, Any]:
+    """Dotted names -> values."""
+    if not isinstance(data, dict) or not data:
+        return {name: data}
+    parts = [_flat(value, f"{name}.{key}" if name else str(key)) for key, value in data.items()]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def _remove_old_run(folder: Path) -> None:

@@ -44,9 +44,14 @@ class OnlineTrainer:
     def add_callback(self, callback: Any) -> None:
         self._hooks.add(callback)
 
-    def train(self) -> TrainOutput:
-        """All updates; then the policy object holds the trained weights. metrics: of the last step."""
-        last_eval = self._run.train()
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainOutput:
+        """All updates; then the policy object holds the trained weights. metrics: of the last step.
+
+        resume_from_checkpoint: the folder of a run (True: args.output_dir) that was interrupted or shall have
+        more updates; it goes on in place from its newest checkpoint, bit for bit, with the same data.
+        """
+        resume = self.args.output_dir if resume_from_checkpoint is True else resume_from_checkpoint
+        last_eval = self._run.train(resume or None)
         return train_output(self._run.rows(), self.state.global_step, last_eval)
 
     def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:

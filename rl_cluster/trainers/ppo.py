@@ -21,7 +21,6 @@ from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
-from rl_cluster.loop.state import STATE_FILE, checkpoint_steps
 from rl_cluster.protocols import SampleRow
 from rl_cluster.trainers.ppo_arguments import read_arguments
 from rl_cluster.trainers.ppo_checks import estimator_of, kl_config
@@ -33,7 +32,7 @@ from rl_cluster.trainers.ppo_prompts import encode_rows, read_rows
 from rl_cluster.trainers.ppo_run import Opening, PPORun
 from rl_cluster.trainers.ppo_tensors import padded, prompt_ids, query_prompt, response_ids, score_column
 from rl_cluster.trainers.reward_signatures import RewardCall, checked_rewards, reward_call
-from rl_cluster.trainers.session import TrainerSession
+from rl_cluster.trainers.session import TrainerSession, find_checkpoint
 from rl_cluster.trajectory import Prompt
 
 NO_REWARD = "PPOTrainer.reward_fn: there is none to score with. Give reward_fn=, or train on an environment."
@@ -303,15 +302,7 @@ class PPOTrainer:
 
         Takes effect at the next call. BadInputError where there is none.
         """
-        folder = Path(path).expanduser().absolute()
-        inner = folder / "checkpoints"
-        if not (folder / STATE_FILE).is_file() and checkpoint_steps(inner):
-            folder = inner / f"step-{max(checkpoint_steps(inner))}"
-        if not (folder / STATE_FILE).is_file():
-            raise BadInputError(
-                f"load_checkpoint: there is no checkpoint in {folder}. Give the folder of one."
-            )
-        self._run.go_on_from(folder)
+        self._run.go_on_from(find_checkpoint(path, "load_checkpoint"))
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """A Hugging Face folder (adapters under LoRA), with tokenizer; default: model/ of the run."""

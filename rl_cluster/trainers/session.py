@@ -23,9 +23,9 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
-from rl_cluster.loop.state import LoopState
+from rl_cluster.loop.state import STATE_FILE, LoopState, checkpoint_steps, newest_checkpoint
 from rl_cluster.metrics.observer import open_observer
-from rl_cluster.run_folder import check_unused, create_run_folder
+from rl_cluster.run_folder import check_unused, create_run_folder, go_on_in_run_folder
 from rl_cluster.trainers.background import BackgroundLoop
 from rl_cluster.trajectory import Prompt
 
@@ -44,16 +44,40 @@ def save_prompts(run_dir: Path, prompts: Sequence[Any], metadata: Sequence[dict[
     check_unused(run_dir)
     path = run_dir / "start" / "prompts.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"prompt": prompt, **extra} for prompt, extra in zip(prompts, metadata, strict=True)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text(prompt_lines(prompts, metadata))
     return path
+
+
+def prompt_lines(prompts: Sequence[Any], metadata: Sequence[dict[str, Any]]) -> str:
+    """What save_prompts writes."""
+    rows = [{"prompt": prompt, **extra} for prompt, extra in zip(prompts, metadata, strict=True)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def find_checkpoint(path: str | Path, name: str) -> Path:
+    """path: the folder of a checkpoint, or of a run, whose newest it is. Errors call it `name`."""
+    folder = Path(path).expanduser().absolute()
+    inner = folder / "checkpoints"
+    if not (folder / STATE_FILE).is_file() and checkpoint_steps(inner):
+        folder = newest_checkpoint(inner)
+    if not (folder / STATE_FILE).is_file():
+        raise BadInputError(f"{name}: there is no checkpoint in {folder}. Give the folder of one.")
+    return folder
 
 
 class TrainerSession:
     """An open run on a thread of its own. A context manager; `close` ends its workers, the files stay."""
 
-    def __init__(self, config: RunConfig, tokenizer: Any, probe: Sequence[Prompt], given: Given) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: Any,
+        probe: Sequence[Prompt],
+        given: Given,
+        checkpoint: Path | None = None,
+    ) -> None:
         """config: with run.dir set. probe: prompts of the run, to prove published weights with.
+        checkpoint: the newest of the run in run.dir, to go on from; None: a new run.
 
         Raises BadInputError before anything starts.
         """
@@ -65,9 +89,11 @@ class TrainerSession:
         if config.model.path is None:
             raise BadInputError("model: there is none. Give the trainer a model, or a name or path of one.")
         self.config = config
-        self.folder = create_run_folder(config)
+        self._state = None if checkpoint is None else LoopState.read(checkpoint)
+        self.folder = create_run_folder(config) if checkpoint is None else go_on_in_run_folder(config)
+        last_step = None if self._state is None else self._state.step
         with ExitStack() as stack:
-            observer = stack.enter_context(open_observer(config, self.folder))
+            observer = stack.enter_context(open_observer(config, self.folder, last_step))
             stack.enter_context(worker_session(config, plan))
             background = BackgroundLoop()
             stack.callback(background.close)
@@ -75,12 +101,15 @@ class TrainerSession:
                 open_run(config, plan, self.folder, config.model.path, tokenizer, probe, observer, given)
             )
             stack.callback(lambda: background.call(run.close()))
+            if checkpoint is not None:
+                background.call(run.cluster.load(checkpoint))
             self._stack = stack.pop_all()
         self.background = background
         self.run: OpenRun = run
 
-    def train(self, prompts: PromptSets, num_steps: int, state: LoopState | None = None) -> Metrics:
-        """So many steps more; returns the metrics of the last evaluation."""
+    def train(self, prompts: PromptSets, num_steps: int) -> Metrics:
+        """So many steps more, those before the checkpoint included; returns the last evaluation's metrics."""
+        state, self._state = self._state, None
         return self.background.call(self.run.train(prompts, self.run.step + num_steps, state))
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -148,6 +148,8 @@ def _contains(found: object, expected: object, place: str) -> None:
     elif isinstance(expected, list) and expected and isinstance(expected[0], dict):
         for number, entry in enumerate(expected):
             _contains(found[number], entry, f"{place}.{number}")  # type: ignore[index]
+    elif place.endswith("path"):
+        assert found == str(Path(str(expected)).absolute()), place
     else:
         assert found == (pytest.approx(expected) if isinstance(expected, float) else expected), place
 

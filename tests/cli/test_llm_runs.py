@@ -93,3 +93,17 @@ def test_dpo_from_renamed_columns_and_resumed_for_more_steps(llm: Llm, llm_folde
     code, _, err = llm("--train --resume out-dpo run.steps=3")
     assert code == 0, err
     assert len(losses(llm_folder / "out-dpo", "train/loss")) == 3
+
+
+@pytest.mark.stack
+@pytest.mark.usefixtures("ray_session")
+def test_the_same_command_trains_on_a_cluster(llm: Llm, llm_folder: Path) -> None:
+    code, _, err = llm(
+        f"{TRAIN} --trainer grpo --data-path prompts.jsonl --rl-env-type multi_objective "
+        "--rl-max-new-tokens 3 --max-prompt-length 16 --project-name out-ray --backend ray "
+        "rollout.kv_cache_gib=0.1 --rl-env-config",
+        json.dumps({"reward_components": {"one": {"type": "keyword", "keywords": ["1"]}}}),
+    )
+    assert code == 0, err
+    assert len(losses(llm_folder / "out-ray", "rewards/environment/one")) == 2
+    assert (llm_folder / "out-ray" / "model" / "model.safetensors").is_file()

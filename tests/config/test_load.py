@@ -180,3 +180,15 @@ def test_a_folder_and_a_binary_file_are_refused(tmp_path):
 def test_plain_data_is_checked_like_a_file():
     with pytest.raises(BadInputError, match="bad configuration in notebook"):
         parse_config({"model": {}, "data": {}, "rewards": {}}, source="notebook")
+
+
+def test_files_and_folders_that_exist_become_absolute_and_names_of_the_hub_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "rows.jsonl").write_text("{}")
+    data = yaml.safe_load(BASE) | {"model": {"path": "small", "reference_path": "org/name"}}
+    data["data"] = {"train": {"source": "jsonl", "path": "rows.jsonl", "eval_path": "absent.jsonl"}}
+    config = parse_config(data, "")
+    assert (config.model.path, config.model.reference_path) == (str(tmp_path / "small"), "org/name")
+    train = config.data.train
+    assert (train.path, train.eval_path) == (str(tmp_path / "rows.jsonl"), "absent.jsonl")

@@ -55,7 +55,8 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield environment
     finally:
         if head.poll() is None:
-            os.killpg(head.pid, signal.SIGTERM)
+            # SIGTERM would let Ray wait for half a minute; its processes end with their parent.
+            os.killpg(head.pid, signal.SIGKILL)
             head.wait(60)
         log.close()
 
