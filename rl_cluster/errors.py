@@ -52,7 +52,7 @@ class WeightSyncError(RLClusterError):
 
 
 class CheckpointError(RLClusterError):
-    """A checkpoint could not be written or read; the previous one is untouched."""
+    """A checkpoint, or another file of the run, could not be written or read; earlier ones are untouched."""
 
 
 class NoSignalError(RLClusterError):

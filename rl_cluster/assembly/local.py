@@ -1,4 +1,4 @@
-"""All workers of a run in this process: a RunConfig and a Plan in, a LocalCluster out. No Ray, no vLLM.
+"""All workers of a run in this process: a RunConfig and a Plan in, a Cluster out. No Ray, no vLLM.
 
 The same loop, learner verbs and arithmetic as on a cluster. Learner, sampler and reference take turns on the
 event loop's thread; scoring functions run in threads.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from actors.reference_model import ReferenceModel, ReferenceSpec
-from learners.group import LearnerGroup
 from learners.rank import LearnerRank
+from rl_cluster.assembly.cluster import Cluster
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.learner import critic_spec, policy_spec, start_learner
 from rl_cluster.assembly.local_rollout import LocalGenerator, LocalPublisher, LocalReference, LocalRollout
@@ -53,30 +52,6 @@ class LocalSamplers:
         torch.set_num_threads(self.num_threads_before)
 
 
-@dataclass(frozen=True)
-class LocalCluster:
-    """As assembly.workers.RayCluster: everything that `workers` stands on."""
-
-    workers: Workers
-    samplers: LocalSamplers
-    learner: LearnerGroup
-    critic: LearnerGroup | None
-    reference: LocalReference | None
-
-    async def load(self, checkpoint: Path) -> None:
-        """Continue from a checkpoint's learner states."""
-        await self.learner.load(checkpoint / "learner")
-        if self.critic is not None:
-            await self.critic.load(checkpoint / "critic")
-
-    async def close(self) -> None:
-        """End what runs, so that the models can be freed."""
-        await self.samplers.close()
-        for worker in (self.learner, self.critic, self.reference):
-            if worker is not None:
-                worker.close()
-
-
 async def start_local_cluster(
     config: RunConfig,
     plan: Plan,
@@ -84,7 +59,7 @@ async def start_local_cluster(
     tokenizer: Any,
     prompts: Sequence[Prompt],
     given: Given | None = None,
-) -> LocalCluster:
+) -> Cluster:
     """Loads the models; raises BadInputError as they do. prompts: unused, weights need no probe here."""
     del prompts
     threads = torch.get_num_threads()
@@ -97,7 +72,7 @@ async def start_local_cluster(
 
 async def _start(
     config: RunConfig, plan: Plan, model_path: str, tokenizer: Any, given: Given, threads: int
-) -> LocalCluster:
+) -> Cluster:
     spec = policy_spec(config, plan, model_path)
     learner = await start_learner(config, plan, spec, "learner")
     critic = None
@@ -117,7 +92,7 @@ async def _start(
         learner_is_reference=plan.reference in ("adapter_off", "beside_policy"),
         health=health,
     )
-    return LocalCluster(workers, samplers, learner, critic, reference)
+    return Cluster(workers, samplers, learner, critic, reference)
 
 
 async def start_local_samplers(

@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
+from rl_cluster.assembly.cluster import Cluster
 from rl_cluster.assembly.given import Given
 from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import RunConfig
@@ -22,7 +23,7 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.loop.buffer import ReadyGroup, StageTimes
 from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.evaluation import Evaluator
-from rl_cluster.loop.loop import TrainingLoop, Workers, train_sampling
+from rl_cluster.loop.loop import TrainingLoop, train_sampling
 from rl_cluster.loop.producer import Scoring
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
@@ -32,27 +33,9 @@ from rl_cluster.protocols import Ref
 from rl_cluster.run_folder import RunFolder, folder_atomically, write_atomically
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, Scores, TrajectoryGroup
 
-if TYPE_CHECKING:
-    from learners.group import LearnerGroup
-
 FIRST_FREE_GROUP = 2**30
 """Ids of groups that the caller samples, far above those of the training stream (they seed the samples), and
 such that they fit the int32 of a batch."""
-
-
-class Cluster(Protocol):
-    """The workers of a run, on Ray (assembly/workers.py) or in this process (assembly/local.py)."""
-
-    @property
-    def workers(self) -> Workers: ...
-
-    async def load(self, checkpoint: Path) -> None:
-        """Continue from a checkpoint's learner states."""
-        ...
-
-    async def close(self) -> None:
-        """End every worker; nothing stays behind."""
-        ...
 
 
 class OpenRun:
@@ -148,8 +131,7 @@ class OpenRun:
         head's under value_head.; under LoRA the adapters. A copy."""
         from learners.whole_weights import whole_weights  # imports torch
 
-        learner = cast("LearnerGroup", self.cluster.workers.learner)
-        return (await learner.apply(whole_weights))[0]
+        return (await self.cluster.learner.apply(whole_weights))[0]
 
     async def save(self, folder: Path | None = None) -> Path:
         """A checkpoint of now; folder None: checkpoints/step-N of the run. BadInputError before any step."""
@@ -218,7 +200,6 @@ async def open_run(
     """Start the workers of cluster.backend; on Ray, inside ray_session. prompts: probe published weights."""
     given = given or Given()
     observer.phase("starting workers")
-    cluster: Cluster
     if config.cluster.backend == "local":
         from rl_cluster.assembly.local import start_local_cluster
 

@@ -1,4 +1,4 @@
-"""All workers of a run, started together and ended together: a RunConfig and a Plan in, a RayCluster out."""
+"""All workers of a run, started together and ended together: a RunConfig and a Plan in, a Cluster out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from actors.scorers import AnyScorer, make_scorers, start_scorers
 from learners.group import LearnerGroup
 from learners.rank import LearnerRank
 from learners.weight_sender import LearnerSender
+from rl_cluster.assembly.cluster import Cluster
 from rl_cluster.assembly.environment import Factory, run_environment
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.learner import critic_spec, policy_spec, start_learner
@@ -50,30 +50,6 @@ class Samplers:
         await asyncio.gather(
             *(rollout.shutdown() for rollout in self.rollouts), *(scorer.close() for scorer in self.scorers)
         )
-
-
-@dataclass(frozen=True)
-class RayCluster:
-    """Everything that `workers` stands on."""
-
-    workers: Workers
-    samplers: Samplers
-    learner: LearnerGroup
-    critic: LearnerGroup | None
-    reference: ReferenceHandle | None
-
-    async def load(self, checkpoint: Path) -> None:
-        """Continue from a checkpoint's learner states."""
-        await self.learner.load(checkpoint / "learner")
-        if self.critic is not None:
-            await self.critic.load(checkpoint / "critic")
-
-    async def close(self) -> None:
-        """End every worker; nothing stays behind."""
-        await self.samplers.close()
-        for worker in (self.learner, self.critic, self.reference):
-            if worker is not None:
-                worker.close()
 
 
 def engine_spec(config: RunConfig, plan: Plan, model_path: str) -> EngineSpec:
@@ -142,7 +118,7 @@ async def start_cluster(
     tokenizer: Any,
     prompts: Sequence[Prompt],
     given: Given,
-) -> RayCluster:
+) -> Cluster:
     """Start everything at once; if one worker fails, end the others and raise its error."""
     nodes = Nodes(plan)
     results = await asyncio.gather(
@@ -171,7 +147,7 @@ async def start_cluster(
         turns=SharedGpus(samplers.rollouts) if config.cluster.colocate else None,
         health=Health(samplers.rollouts, learner, critic),
     )
-    return RayCluster(workers, samplers, learner, critic, reference)
+    return Cluster(workers, samplers, learner, critic, reference)
 
 
 async def _end(results: Sequence[Any]) -> None:

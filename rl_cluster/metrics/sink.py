@@ -6,13 +6,14 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from io import SEEK_END, FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.run import RunConfig
-from rl_cluster.errors import BadInputError
+from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.protocols import SampleRow
 from rl_cluster.run_folder import RunFolder
 
@@ -39,17 +40,17 @@ class JsonLines:
         if last_step is not None:
             for path in (folder.metrics, folder.samples):
                 _truncate_after(path, last_step)
-        self._metrics = open(folder.metrics, "a", encoding="utf-8")
-        self._samples = open(folder.samples, "a", encoding="utf-8")
+        self._metrics = open(folder.metrics, "ab", buffering=0)
+        self._samples = open(folder.samples, "ab", buffering=0)
 
     def metrics(self, step: int, metrics: Metrics) -> None:
         values = {name: _finite(value) for name, value in metrics.items()}
-        print(json.dumps({"step": step, "time": time.time(), **values}), file=self._metrics, flush=True)
+        _append(self._metrics, json.dumps({"step": step, "time": time.time(), **values}))
 
     def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
         for row in rows:
             line = {"step": step, "query": row.query, "response": row.response, "score": _finite(row.score)}
-            print(json.dumps(line, ensure_ascii=False), file=self._samples, flush=True)
+            _append(self._samples, json.dumps(line, ensure_ascii=False))
 
     def close(self) -> None:
         self._metrics.close()
@@ -67,6 +68,19 @@ class JsonLines:
 def _finite(value: float | None) -> float | None:
     """JSON has no NaN and no infinity."""
     return value if value is None or math.isfinite(value) else None
+
+
+def _append(file: FileIO, line: str) -> None:
+    """The whole line or nothing of it."""
+    end, data = file.seek(0, SEEK_END), line.encode() + b"\n"
+    try:
+        while data:
+            data = data[file.write(data) :]
+    except OSError as error:
+        file.truncate(end)
+        raise CheckpointError(
+            f"{file.name} could not be written: {error}. Free space, then go on from the newest checkpoint."
+        ) from error
 
 
 def _truncate_after(path: Path, last_step: int) -> None:

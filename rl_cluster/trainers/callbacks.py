@@ -5,6 +5,8 @@ What they ask for in TrainerControl becomes a wish of the loop; what they read i
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from transformers.training_args import TrainingArguments
 
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Wishes
+from rl_cluster.run_folder import write_atomically
 
 STATE_NAME = "trainer_state.json"
 """In a checkpoint's folder, as transformers' Trainer writes it."""
@@ -116,7 +119,8 @@ class CallbackHooks:
         self._fire("on_save")
         own = {type(c).__name__: c.state() for c in self.callbacks if isinstance(c, ExportableState)}
         self.state.stateful_callbacks.update(own)
-        self.state.save_to_json(str(checkpoint / STATE_NAME))
+        state = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True)
+        write_atomically(checkpoint / STATE_NAME, state)
 
     def load(self, checkpoint: Path) -> None:
         """Go on as on_save left it: the history, the best metric, and what stateful callbacks had counted."""

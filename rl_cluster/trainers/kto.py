@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rl_cluster.checks import check_number
 from rl_cluster.config.fit import KTO
-from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.fit_front import FitFront, FitHistory
-from rl_cluster.trainers.fit_settings import FitSettings, check_settings
+from rl_cluster.trainers.fit_settings import FitSettings
+from rl_cluster.trainers.fit_trainer import FitTrainer, Rows
 from rl_cluster.trainers.pair_rows import table_rows
 
-COLUMNS = {
-    "loss": "train/loss",
-    "kl": "train/kl_baseline",
-    "accuracy": "train/accuracy",
-    "chosen_rewards": "train/chosen_rewards",
-    "rejected_rewards": "train/rejected_rewards",
-    "reward_margin": "train/margin",
-}
-"""What train() returns -> the metric; None in a step without a row of that kind."""
 NEEDED = ("prompt", "completion", "label")
 
 
@@ -36,8 +25,21 @@ class KTOConfig(FitSettings):
     undesirable_weight: float = 1.0
 
 
-class KTOTrainer:
-    """As DPOTrainer, on rows of prompt, completion and label (True: a good completion)."""
+class KTOTrainer(FitTrainer):
+    """As DPOTrainer, on rows of prompt, completion and label (True: a good completion). train() returns lists
+    loss, kl, accuracy, chosen_rewards, rejected_rewards, reward_margin, None in a step without a row of that
+    kind; evaluate() eval_loss, eval_accuracy, eval_margin."""
+
+    config: KTOConfig
+    config_class = KTOConfig
+    columns = {
+        "loss": "train/loss",
+        "kl": "train/kl_baseline",
+        "accuracy": "train/accuracy",
+        "chosen_rewards": "train/chosen_rewards",
+        "rejected_rewards": "train/rejected_rewards",
+        "reward_margin": "train/margin",
+    }
 
     def __init__(
         self,
@@ -47,52 +49,17 @@ class KTOTrainer:
         ref_model: Any = None,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        if not isinstance(config, KTOConfig):
-            raise BadInputError(f"KTOTrainer.config is {type(config).__name__}: give a KTOConfig.")
-        check_settings(config)
-        check_number("KTOConfig.beta", config.beta, above=0.0)
+        super().__init__(config, model, tokenizer, callbacks, ref_model=ref_model)
+
+    def _check(self) -> None:
+        check_number("KTOConfig.beta", self.config.beta, above=0.0)
         for name in ("desirable_weight", "undesirable_weight"):
-            check_number(f"KTOConfig.{name}", getattr(config, name), at_least=0.0)
-        self.config = config
-        self.ref_model = ref_model
-        self._front = FitFront(config, model, tokenizer, callbacks)
+            check_number(f"KTOConfig.{name}", getattr(self.config, name), at_least=0.0)
 
-    @property
-    def model(self) -> Any:
-        return self._front.model
+    def _rows(self, owner: str, dataset: Any) -> Rows:
+        return table_rows(owner, dataset, NEEDED)
 
-    @property
-    def tokenizer(self) -> Any:
-        return self._front.tokenizer
-
-    def train(
-        self, dataset: Any, eval_dataset: Any = None, resume_from_checkpoint: str | Path | None = None
-    ) -> FitHistory:
-        """Lists loss, kl, accuracy, chosen_rewards, rejected_rewards, reward_margin."""
-        rows = table_rows("KTOTrainer.train.dataset", dataset, NEEDED)
-        held_out = None
-        if eval_dataset is not None:
-            held_out = table_rows("KTOTrainer.train.eval_dataset", eval_dataset, NEEDED)
-        return self._front.run(
-            self._objective(),
-            rows,
-            held_out,
-            COLUMNS,
-            reference=self.ref_model,
-            resume=resume_from_checkpoint,
-        )
-
-    def evaluate(self, dataset: Any) -> dict[str, float | None]:
-        """eval_loss, eval_accuracy, eval_margin of the model as it is now."""
-        rows = table_rows("KTOTrainer.evaluate.dataset", dataset, NEEDED)
-        metrics = self._front.measure(self._objective(), rows, reference=self.ref_model)
-        return {f"eval_{name}": metrics.get(f"eval/{name}") for name in ("loss", "accuracy", "margin")}
-
-    def save_model(self, folder: str | Path) -> None:
-        """The model and its tokenizer, as Hugging Face folders are."""
-        self._front.save(folder)
-
-    def _objective(self) -> KTO:
+    def _objective(self, rows: Rows) -> KTO:
         config = self.config
         return KTO(
             beta=float(config.beta),

@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from learners.whole_weights import VALUE_HEAD
-from rl_cluster.config.model_shape import find_shape
-from rl_cluster.config.run import ModelConfig
 from rl_cluster.modeling.load import VALUE_HEAD_FILE
+from rl_cluster.trainers.online_checks import max_positions, num_parameters
 from rl_cluster.trainers.ppo_arguments import ModelSource
 from rl_cluster.trainers.ppo_model import PPOModel
 from rl_cluster.trainers.session import save_start
@@ -50,17 +49,16 @@ class UserModel:
 
     def num_parameters(self) -> int | None:
         """None where nothing is known without the network."""
-        if self.is_loaded:
-            return sum(parameter.numel() for parameter in self.base.parameters())
-        shape = find_shape(ModelConfig(path=str(self.source)))
-        return None if shape is None else shape.num_parameters
+        return num_parameters(self._known)
 
     def max_positions(self) -> int | None:
         """None where unknown."""
-        if self.is_loaded:
-            return getattr(self.base.config, "max_position_embeddings", None)
-        shape = find_shape(ModelConfig(path=str(self.source)))
-        return None if shape is None else shape.max_positions
+        return max_positions(self._known)
+
+    @property
+    def _known(self) -> Any:
+        """What can be looked at without loading anything."""
+        return self.base if self.is_loaded else self.source
 
     def checkpoints_gradients(self) -> bool:
         """Whether the caller has called gradient_checkpointing_enable()."""

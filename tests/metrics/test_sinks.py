@@ -2,12 +2,13 @@
 
 import json
 import math
+import resource
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_cluster.config.load import parse_config
-from rl_cluster.errors import BadInputError
+from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.metrics.curve import plot_runs, series
 from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.metrics.sink import JsonLines
@@ -25,6 +26,24 @@ def config_in(folder):
             "log": {"progress": "none"},
         }
     )
+
+
+def test_a_full_disk_names_the_file_and_leaves_whole_lines(tmp_path):
+    folder = RunFolder(tmp_path)
+    with JsonLines(folder) as sink:
+        sink.metrics(1, {"objective/scores": 0.5})
+        before = folder.metrics.read_text()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # Ten bytes more fit, then writing fails as on a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+        try:
+            with pytest.raises(CheckpointError, match=r"metrics\.jsonl could not be written: .*Free space"):
+                sink.metrics(2, {"objective/scores": 0.75})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert folder.metrics.read_text() == before
+        sink.metrics(2, {"objective/scores": 0.75})
+    assert [row["step"] for row in folder.read_metrics()] == [1, 2]
 
 
 def test_a_step_is_one_json_object_with_step_and_time(tmp_path):

@@ -203,8 +203,12 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> N
     hooks = CallbackHooks(args)
     for step, value in ((1, 3.0), (2, 1.0), (3, 2.0)):
         assert hooks.on_evaluate(step, {"eval/kl": value}) == Wishes(save=step < 3)
+        (tmp_path / f"step-{step}").mkdir()
         hooks.on_save(step, tmp_path / f"step-{step}")
     assert hooks.state.best_model_checkpoint == str(tmp_path / "step-2")
+    again = CallbackHooks(args)
+    again.load(tmp_path / "step-3")
+    assert again.state == hooks.state
 
 
 def test_evaluations_have_the_names_of_both_worlds() -> None:
