@@ -68,9 +68,9 @@ async def in_thread(function: Callable[[], Any]) -> Any:
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
+        if future.done():  # nobody waits any longer
+            _drop(result)
+        elif error is None:
             future.set_result(result)
         else:
             future.set_exception(error)
@@ -83,11 +83,19 @@ async def in_thread(function: Callable[[], Any]) -> Any:
             # A future refuses StopIteration, and SystemExit would end the event loop.
             kept = isinstance(error, Exception) and not isinstance(error, StopIteration)
             outcome = (None, error if kept else RuntimeError(f"{type(error).__name__}: {error}"))
-        if not loop.is_closed():
+        if loop.is_closed():
+            _drop(outcome[0])
+        else:
             loop.call_soon_threadsafe(settle, *outcome)
 
     _do(work)
     return await future
+
+
+def _drop(result: Any) -> None:
+    """A coroutine that nobody will await would complain."""
+    if inspect.iscoroutine(result):
+        result.close()
 
 
 Work = Callable[[], None]

@@ -18,6 +18,7 @@ GROUP_STD = ADVANTAGES + "test_group_normalised_divides_by_the_unbiased_deviatio
 BATCH_STD = ADVANTAGES + "test_group_normalised_by_the_batch_uses_the_deviation_of_all_scores"
 WHITEN = ADVANTAGES + "test_whiten_by_hand_leaves_out_what_the_mask_leaves_out"
 KL_HAND = KL + "test_estimators_by_hand"
+KL_EXACT = KL + "test_the_exact_divergence_is_that_of_the_distributions"
 TOKEN_CLIP = LOSSES + "test_the_token_ratio_clips_only_the_side_that_would_gain"
 ROW_RATIO = LOSSES + "test_a_row_ratio_gives_exactly_the_loss_and_gradient_of_the_row_formula"
 CISPO = LOSSES + "test_cispo_keeps_a_gradient_at_every_token_with_the_clipped_ratio_as_weight"
@@ -98,6 +99,12 @@ MUTATIONS = {
         ),
     ],
     "rl_cluster.algorithms.kl": [
+        ("safe_logprobs(logprobs).exp() * log_ratio", "safe_logprobs(logprobs) * log_ratio", KL_EXACT),
+        (
+            "(safe_logprobs(logprobs).exp() * log_ratio(logprobs, reference_logprobs)).sum(-1)",
+            "(safe_logprobs(reference_logprobs).exp() * log_ratio(logprobs, reference_logprobs)).sum(-1)",
+            KL_EXACT,
+        ),
         ("return 0.5 * d.square()", "return d.square()", KL_HAND),
         ("torch.expm1(-d) + d", "torch.expm1(-d) - d", KL_HAND),
         ("torch.expm1(-d) + d", "torch.expm1(d) - d", KL_HAND),
@@ -223,6 +230,11 @@ MUTATIONS = {
         ("log_prob = safe_logprobs(inputs.logprobs)", "log_prob = inputs.logprobs", FINITE),
     ],
     "rl_cluster.algorithms.rules": [
+        (
+            'kl.estimator == "exact"',
+            'kl.estimator == "k9"',
+            RULES + "test_the_exact_divergence_takes_the_place_of_the_estimate",
+        ),
         ("-inputs.kl_coef * kl_NL, -inputs.kl_coef * kl", "inputs.kl_coef * kl_NL, inputs.kl_coef * kl", PPO),
         (
             '"reward_token": (penalty_NL, np.zeros_like(penalty))',
