@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -34,11 +34,12 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 
 
 def summarise(metrics: Metrics) -> str:
-    """`score 0.412  kl 0.031  …`, of the metrics that are there."""
+    """`score 0.412  kl 0.031  …`, of the metrics that are there. A score that is the accuracy stands once."""
     shown = []
     for label, name, form in COLUMNS:
         value = metrics.get(name)
-        if value is not None:
+        again = name == "eval/accuracy" and value == metrics.get("eval/score_mean")
+        if value is not None and not again:
             shown.append(f"{label} {form.format(value)}")
     return "  ".join(shown)
 
@@ -96,6 +97,16 @@ class PlainConsole:
         self._console.file.flush()
 
 
+class _Bar(Progress):
+    """The summary has lines of its own under the bar."""
+
+    summary = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(self.summary)
+
+
 class LiveConsole:
     """A progress bar that stays at the bottom, with the lines and tables above it."""
 
@@ -104,11 +115,10 @@ class LiveConsole:
         self._total = total_steps
         self._seconds: list[float] = []
         self._phase_began = time.monotonic()
-        self._progress = Progress(
+        self._progress = _Bar(
             TextColumn("[bold]{task.fields[phase]:<11}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[summary]}"),
             TimeElapsedColumn(),
             TextColumn("left {task.fields[left]}"),
             console=self._console,
@@ -117,9 +127,7 @@ class LiveConsole:
             redirect_stdout=True,
             redirect_stderr=True,
         )
-        self._task = self._progress.add_task(
-            "run", total=total_steps, phase="starting", summary="", left="--:--"
-        )
+        self._task = self._progress.add_task("run", total=total_steps, phase="starting", left="--:--")
         self._progress.start()
 
     def phase(self, name: str) -> None:
@@ -130,7 +138,8 @@ class LiveConsole:
         if seconds is not None:
             self._seconds.append(seconds)
         left = time_left(self._seconds, self._total - step)
-        self._progress.update(self._task, completed=step, summary=summarise(metrics), left=left)
+        self._progress.summary = summarise(metrics)
+        self._progress.update(self._task, completed=step, left=left)
         if metrics.get("eval/score_mean") is not None:
             self.note(f"step {step}: {summarise(metrics)}")
 

@@ -41,6 +41,12 @@ def test_absent_metrics_are_left_out():
     assert summarise({"objective/scores": 1.0, "objective/kl": None}) == "score 1.000"
 
 
+def test_an_accuracy_that_is_the_score_stands_once():
+    assert summarise({"eval/score_mean": 0.5, "eval/accuracy": 0.5}) == "held-out 0.500"
+    assert summarise({"eval/score_mean": 0.7, "eval/accuracy": 0.5}).endswith("held-out accuracy 0.500")
+    assert summarise({"eval/accuracy": 0.5}) == "held-out accuracy 0.500"
+
+
 @pytest.mark.parametrize(
     ("seconds", "left", "expected"),
     [([], 5, "--:--"), ([2.0], 5, "0:10"), ([1.0] * 20 + [3.0] * 10, 10, "0:30"), ([60.0], 61, "1:01:00")],
@@ -59,13 +65,13 @@ def test_samples_are_a_table_of_query_response_and_score():
 
 
 def test_the_live_bar_shows_phase_steps_and_summary():
-    console = Console(file=io.StringIO(), width=160, force_terminal=True)
+    console = Console(file=io.StringIO(), width=70, force_terminal=True)
     live = LiveConsole(10, console)
     live.phase("training")
     live.metrics(4, {**METRICS, "eval/score_mean": 0.75})
     live.close()
     shown = console.file.getvalue()
-    for part in ("training", "4/10", "score 0.500", "held-out 0.750"):
+    for part in ("training", "4/10", "score 0.500", "s/step 2.00", "held-out 0.750", "left 0:12"):
         assert part in shown
 
 
