@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +15,7 @@ from rl_cluster.config.fit_plan import FitPlan
 from rl_cluster.config.plan import Plan
 from rl_cluster.errors import BadInputError, DeadlineError
 
+CONNECT_SECONDS = 60.0
 START_ATTEMPTS = 3
 """Ray gives its node 30 s to come up, and no setting changes that; a busy machine may take longer."""
 
@@ -39,13 +42,29 @@ def ray_session(plan: Plan | FitPlan) -> Iterator[None]:
 
 
 def _connect(address: str) -> None:
+    """In a thread, because Ray waits for minutes where another program has the port and says nothing."""
+    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        except BaseException as error:  # noqa: BLE001 — raised again where it is waited for
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    threading.Thread(target=connect, name="ray-connect", daemon=True).start()
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-    except ConnectionError as error:
+        error = outcome.get(timeout=CONNECT_SECONDS)
+    except queue.Empty:
+        error = ConnectionError(f"the port is open, but nothing like Ray in {CONNECT_SECONDS:g} s")
+    if isinstance(error, ConnectionError):
         raise BadInputError(
             f"RAY_ADDRESS={address}: no Ray cluster answers there ({error}). Start one with "
             "`ray start --head`, or unset RAY_ADDRESS to use a local Ray."
         ) from error
+    if error is not None:
+        raise error
 
 
 def _start(plan: Plan | FitPlan) -> None:

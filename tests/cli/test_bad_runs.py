@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,25 @@ def test_a_cluster_that_does_not_answer_is_named(
     code, said, folder = train([GOOD_ROW])
     assert (code, folder.exists()) == (2, False)
     assert "RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers there" in said
+
+
+def test_a_port_that_another_program_uses_is_named_instead_of_waited_for(
+    train: Callable[..., tuple[int, str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself is replaced: at a port that says nothing it waits for more than three minutes."""
+    import ray
+
+    from rl_cluster.assembly import session
+
+    over = threading.Event()
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: over.wait(60))
+    monkeypatch.setattr(session, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:8080")
+    code, said, folder = train([GOOD_ROW])
+    over.set()
+    assert (code, folder.exists()) == (2, False)
+    assert "RAY_ADDRESS=127.0.0.1:8080: no Ray cluster answers there (the port is open" in said
 
 
 def test_the_same_folder_serves_the_corrected_command(
