@@ -25,8 +25,9 @@ NAMES = sorted(SETUP)
 
 
 def blocks_of(document: str) -> list[tuple[str, str]]:
-    """(language, code) of each block."""
-    return BLOCK.findall((DOCUMENTS / f"{document}.md").read_text(encoding="utf-8"))
+    """(language, code) of each block; a long document goes on in a second file."""
+    parts = sorted(DOCUMENTS.glob(f"{document}*.md"))
+    return BLOCK.findall("".join(part.read_text(encoding="utf-8") for part in parts))
 
 
 @pytest.fixture(scope="module")

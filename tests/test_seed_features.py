@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_seed_documents import blocks_of
+
 ROOT = Path(__file__).parents[1]
 ROW = re.compile(r"^\| (?P<item>.+?) \| (?P<tests>.+?) \| (?P<example>.*?) ?\|$", re.MULTILINE)
 
@@ -49,5 +51,4 @@ def test_every_example_that_is_named_exists(kind: str) -> None:
         if kind == "page":
             assert (ROOT / "docs" / document).is_file(), example
             continue
-        text = (ROOT / "tests" / "seed_documents" / f"{document}.md").read_text(encoding="utf-8")
-        assert int(number) < len(re.findall(r"^```\w+$", text, re.MULTILINE)), example
+        assert int(number) < len(blocks_of(document)), example
