@@ -1,6 +1,6 @@
 """Trainers after one another on one small model: SFT → reward model → PPO, and SFT → DPO → PPO.
 
-    python bench/combining_trainers.py [--seeds 3] [--iterations 80]
+    python bench/combining_trainers.py [--seeds 3] [--first-seed 0] [--iterations 80]
 
 The task: answer a number of three digits with its last digit. Demonstrations are right about four times in
 ten, so that imitation alone cannot do it. The score is exact: the mean probability that a sample (temperature
@@ -225,9 +225,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=80, help="of each PPO")
     asked = parser.parse_args()
-    for seed in range(asked.seeds):
+    for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
         run_chain(seed, asked.iterations)
 
 
