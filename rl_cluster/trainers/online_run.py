@@ -5,11 +5,10 @@ Nothing starts before the first train or evaluate; the workers then stay until c
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ from rl_cluster.trainers.session import (
     TrainerSession,
     find_checkpoint,
     prompt_lines,
-    save_prompts,
     save_start,
 )
 from rl_cluster.trainers.weights_back import put_back
@@ -223,28 +221,32 @@ class OnlineRun:
             source.section(path_of(source.module, f"reward-{number}", source.tokenizer))
             for number, source in enumerate(parts.rewards)
         ]
-        columns = [prompt.tokens.tolist() for prompt in parts.train], plain_metadata(parts.train)
-        if resumed:
-            prompts = self.folder / "start" / "prompts.jsonl"
-            if prompts.read_text() != prompt_lines(*columns):
-                raise BadInputError(
-                    f"train_dataset: its prompts are not those of the run in {self.folder}. Resume with the "
-                    "same data, or start a new run from its model."
-                )
-        else:
-            prompts = save_prompts(self.folder, *columns)
+        prompts = self._prompt_file("train_dataset", parts.train, plain_metadata(parts.train), resumed)
         held_out = None
         if self._evaluates:
-            held_out = prompts.with_name("eval_prompts.jsonl")
-            held_out.write_text(
-                "".join(json.dumps({"prompt": p.tokens.tolist()}) + "\n" for p in parts.held_out)
-            )
+            held_out = self._prompt_file("eval_dataset", parts.held_out, [{}] * len(parts.held_out), resumed)
         data = config.model_dump(mode="json", by_alias=True)
         data["model"] = model.model_dump(mode="json")
-        data["data"]["train"] |= {"path": str(prompts), "eval_path": held_out and str(held_out)}
+        data["data"]["train"] |= {"path": prompts, "eval_path": held_out}
         data["rewards"]["scorers"] = scorers
         data["run"]["dir"] = str(self.folder)
         return parse_config(data, "")
+
+    def _prompt_file(
+        self, field: str, prompts: Sequence[Prompt], metadata: Sequence[dict[str, Any]], resumed: bool
+    ) -> str:
+        name = "prompts.jsonl" if field == "train_dataset" else "eval_prompts.jsonl"
+        path = self.folder / "start" / name
+        lines = prompt_lines([prompt.tokens.tolist() for prompt in prompts], metadata)
+        if not resumed:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(lines)
+        elif not path.is_file() or path.read_text() != lines:
+            raise BadInputError(
+                f"{field}: its prompts are not those of the run in {self.folder}. Resume with the same data, "
+                "or start a new run from its model."
+            )
+        return str(path)
 
 
 def _check_same(before: RunConfig, now: RunConfig) -> None:

@@ -38,7 +38,9 @@ def grpo_reward(prompts: list[str], completions: list[str], **_: Any) -> list[fl
     return reward([prompt + completion for prompt, completion in zip(prompts, completions, strict=True)])
 
 
-def make(kind: str, folder: Path, callbacks: list[Any], rows: Any = ROWS, **options: Any) -> Any:
+def make(
+    kind: str, folder: Path, callbacks: list[Any], rows: Any = ROWS, eval_rows: Any = ROWS[:2], **options: Any
+) -> Any:
     """A fresh trainer over a fresh model of the same seed: what a script makes when it is run again."""
     policy, tokenizer = tiny_model()
     common: dict[str, Any] = {
@@ -60,7 +62,7 @@ def make(kind: str, folder: Path, callbacks: list[Any], rows: Any = ROWS, **opti
     }
     if kind == "grpo":
         config = GRPOConfig(**common, num_generations=4, max_completion_length=2, max_steps=4, beta=0.1)
-        return GRPOTrainer(policy, grpo_reward, config, rows, ROWS[:2], tokenizer, callbacks=callbacks)
+        return GRPOTrainer(policy, grpo_reward, config, rows, eval_rows, tokenizer, callbacks=callbacks)
     config = RLOOConfig(
         **common,
         total_episodes=64,
@@ -71,7 +73,7 @@ def make(kind: str, folder: Path, callbacks: list[Any], rows: Any = ROWS, **opti
         num_sample_generations=0,
     )
     return RLOOTrainer(
-        config, tokenizer, policy, None, reward, rows, eval_dataset=ROWS[:2], callbacks=callbacks
+        config, tokenizer, policy, None, reward, rows, eval_dataset=eval_rows, callbacks=callbacks
     )
 
 
@@ -115,6 +117,7 @@ def test_a_resumed_run_ends_as_if_nothing_had_happened(kind: str, tmp_path: Path
     [
         ({"learning_rate": 2e-2}, r"optimizer\.learning_rate is 0\.02 and was 0\.01"),
         ({"rows": ROWS[:8]}, "train_dataset: its prompts are not those of the run"),
+        ({"eval_rows": ROWS[:3]}, "eval_dataset: its prompts are not those of the run"),
     ],
 )
 def test_other_settings_or_data_are_refused(interrupted: Path, options: dict[str, Any], message: str) -> None:
