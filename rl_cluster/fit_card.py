@@ -11,7 +11,7 @@ import yaml
 from rl_cluster import __version__
 from rl_cluster.config.fit import FitConfig, RewardObjective
 from rl_cluster.config.load import dump_config
-from rl_cluster.metrics.names import describe
+from rl_cluster.model_card import as_given, results_table
 from rl_cluster.run_folder import RunFolder, write_atomically
 
 SHOWN = ("train/loss", "train/accuracy", "train/margin", "eval/loss", "eval/accuracy", "eval/margin")
@@ -20,7 +20,7 @@ SHOWN = ("train/loss", "train/accuracy", "train/margin", "eval/loss", "eval/accu
 def write_fit_card(config: FitConfig, folder: RunFolder) -> Path:
     """README.md in the run's model folder, from its config and metrics.jsonl."""
     card = folder.model / "README.md"
-    write_atomically(card, fit_card(config, folder.read_metrics()))
+    write_atomically(card, as_given(fit_card(config, folder.read_metrics())))
     return card
 
 
@@ -35,7 +35,7 @@ def fit_card(config: FitConfig, rows: Sequence[Mapping[str, Any]]) -> str:
         f"{start} trained with {config.objective.name.upper()} by rl-cluster {__version__}: {steps} steps of "
         f"{config.batch.rows_per_step} examples.\n",
         "## Result\n",
-        _results(rows),
+        results_table(rows, SHOWN),
         "## Use\n",
         _usage(config),
         f"## Data\n\n{data} ({config.data.source}).\n",
@@ -58,20 +58,6 @@ def _header(config: FitConfig) -> str:
     values["pipeline_tag"] = "text-classification" if _is_reward(config) else "text-generation"
     values["tags"] = ["rl-cluster", config.objective.name]
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
-
-
-def _results(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| metric | first | last | |", "|---|---:|---:|---|"]
-    for name in SHOWN:
-        values = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-        if values:
-            entry = describe(name)
-            (first_step, first), (last_step, last) = values[0], values[-1]
-            meaning = entry.meaning if entry else ""
-            lines.append(
-                f"| `{name}` | {first:.4g} (step {first_step}) | {last:.4g} (step {last_step}) | {meaning} |"
-            )
-    return "\n".join(lines) + "\n" if len(lines) > 2 else "No step was completed.\n"
 
 
 def _usage(config: FitConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,13 @@ def write_model_card(config: RunConfig, folder: RunFolder) -> Path:
     except BadInputError:  # a run without evaluation that stopped before its first step has no curve
         curves = False
     card = folder.model / "README.md"
-    write_atomically(card, model_card(config, rows, curves))
+    write_atomically(card, as_given(model_card(config, rows, curves)))
     return card
+
+
+def as_given(text: str) -> str:
+    """Configurations hold absolute paths; a card is for others, who have no such folder."""
+    return text.replace(f"{Path.cwd()}{os.sep}", "")
 
 
 def model_card(config: RunConfig, rows: Sequence[Mapping[str, Any]], curves: bool) -> str:
@@ -54,7 +60,7 @@ def model_card(config: RunConfig, rows: Sequence[Mapping[str, Any]], curves: boo
         f"{start} trained with {algorithm} by rl-cluster {__version__}: {steps} steps of {sequences} "
         f"responses ({config.batch.prompts_per_step} prompts × {config.batch.samples_per_prompt}).\n",
         "## Result\n",
-        _results(rows),
+        results_table(rows, SHOWN),
         f"![curves of the run]({CURVES})\n" if curves else "",
         "## Use\n",
         _usage(config),
@@ -79,10 +85,10 @@ def _header(config: RunConfig) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
 
 
-def _results(rows: Sequence[Mapping[str, Any]]) -> str:
-    """First and last value of the metrics that matter; an empty run says so."""
+def results_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """First and last value of the named metrics; an empty run says so."""
     lines = ["| metric | first | last | |", "|---|---:|---:|---|"]
-    for name in SHOWN:
+    for name in names:
         values = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         if values:
             entry = describe(name)

@@ -49,6 +49,19 @@ def test_an_adapters_card_says_how_to_load_an_adapter(tmp_path):
     assert "![" not in card
 
 
+def test_a_card_shows_paths_as_they_were_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "base").mkdir(parents=True)
+    config = config_of("runs/one", path="models/base")
+    assert config.model.path == str(tmp_path / "models" / "base")
+    folder = create_run_folder(config)
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    folder.model.mkdir()
+    card = write_model_card(config, folder).read_text()
+    assert "base_model: models/base\n" in card
+    assert str(tmp_path) not in card
+
+
 def test_the_card_and_its_curves_are_written_into_the_model_folder(tmp_path):
     folder = create_run_folder(config_of(tmp_path / "run"))
     folder.model.mkdir()
