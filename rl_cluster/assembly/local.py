@@ -89,7 +89,7 @@ async def _start(
         publisher=LocalPublisher(rollout),
         critic=critic,
         reference=reference,
-        learner_is_reference=plan.reference in ("adapter_off", "beside_policy"),
+        learner_is_reference=plan.learner_is_reference,
         health=health,
     )
     return Cluster(workers, samplers, learner, critic, reference)

@@ -143,7 +143,7 @@ async def start_cluster(
         publisher=_publisher(config, plan, learner, samplers.rollouts, prompts[0]),
         critic=critic,
         reference=reference,
-        learner_is_reference=plan.reference in ("adapter_off", "beside_policy"),
+        learner_is_reference=plan.learner_is_reference,
         turns=SharedGpus(samplers.rollouts) if config.cluster.colocate else None,
         health=Health(samplers.rollouts, learner, critic),
     )

@@ -56,6 +56,11 @@ class Plan:
     evaluates: bool
     advice: tuple[str, ...]
 
+    @property
+    def learner_is_reference(self) -> bool:
+        """The learner answers for the reference, too."""
+        return self.reference in ("adapter_off", "beside_policy")
+
     def of(self, role: Role) -> tuple[WorkerPlan, ...]:
         return tuple(worker for worker in self.workers if worker.role == role)
 

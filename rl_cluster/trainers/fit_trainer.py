@@ -14,12 +14,13 @@ from torch import nn
 
 from rl_cluster.assembly.fit import FitResult, evaluate_fit, fit, load_fit_config
 from rl_cluster.config.fit import DPO, KTO, FitConfig, Objective
+from rl_cluster.config.run import ModelConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit_report import Metrics
-from rl_cluster.run_folder import check_unused, resolve_run_dir, run_dir_of
+from rl_cluster.run_folder import check_unused, open_run_folder, resolve_run_dir, run_dir_of
 from rl_cluster.trainers.fit_settings import FitSettings, check_settings, fit_config
 from rl_cluster.trainers.online_checks import num_parameters
-from rl_cluster.trainers.session import save_start
+from rl_cluster.trainers.session import check_same_settings, save_start
 from rl_cluster.trainers.weights_back import put_back
 
 T = TypeVar("T")
@@ -86,13 +87,10 @@ class FitTrainer:
         eval_rows = None if eval_dataset is None else self._rows(f"{owner}.eval_dataset", eval_dataset)
         if eval_rows is not None:
             self._check_alike(rows, eval_rows)
-        config = resolve_run_dir(self._fit_config(rows))
         if resume_from_checkpoint is None:
-            config = self._with_models(config, self.ref_model)
+            config = self._with_models(resolve_run_dir(self._fit_config(rows)), self.ref_model)
         else:
-            folder = Path(resume_from_checkpoint)
-            section = config.run.model_copy(update={"dir": str(folder)})
-            config = load_fit_config(folder / "config.yaml").model_copy(update={"run": section})
+            config = self._resumed(self._fit_config(rows), Path(resume_from_checkpoint))
         hooks: list[Any] = []
         if self.callbacks:
             from rl_cluster.trainers.fit_callbacks import callback_hooks
@@ -166,6 +164,23 @@ class FitTrainer:
         saved = self._saved(reference, run_dir, "reference")
         objective = objective.model_copy(update={"reference_model": saved})
         return config.model_copy(update={"objective": objective})
+
+    def _resumed(self, config: FitConfig, folder: Path) -> FitConfig:
+        """The settings of now, in the run's folder and with the models that it began with."""
+        before = load_fit_config(open_run_folder(folder).config)
+        path = before.model.path if isinstance(self.model, nn.Module) else ModelConfig(path=self.model).path
+        objective = config.objective
+        if isinstance(objective, DPO | KTO) and isinstance(before.objective, DPO | KTO):
+            objective = objective.model_copy(update={"reference_model": before.objective.reference_model})
+        config = config.model_copy(
+            update={
+                "run": config.run.model_copy(update={"dir": str(folder)}),
+                "model": config.model.model_copy(update={"path": path}),
+                "objective": objective,
+            }
+        )
+        check_same_settings(before, config)
+        return config
 
     def _saved(self, model: Any, run_dir: Path, name: str) -> str:
         if not isinstance(model, nn.Module):

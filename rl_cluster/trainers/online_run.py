@@ -30,6 +30,7 @@ from rl_cluster.trainers.online_checks import num_parameters
 from rl_cluster.trainers.rewards_given import RewardSource
 from rl_cluster.trainers.session import (
     TrainerSession,
+    check_same_settings,
     find_checkpoint,
     prompt_lines,
     save_start,
@@ -187,7 +188,7 @@ class OnlineRun:
             check_unused(self.folder)
         config = self._with_paths(resumed=checkpoint is not None)
         if checkpoint is not None:
-            _check_same(open_run_folder(self.folder).read_config(), config)
+            check_same_settings(open_run_folder(self.folder).read_config(), config)
         scorers = {s.name: s.scorer.score for s in self.parts.rewards if s.scorer is not None}
         return TrainerSession(
             config,
@@ -247,26 +248,6 @@ class OnlineRun:
                 "or start a new run from its model."
             )
         return str(path)
-
-
-def _check_same(before: RunConfig, now: RunConfig) -> None:
-    """Raise BadInputError where a resumed run has other settings; only the number of steps may change."""
-    old, new = (_flat(config.model_dump(mode="json", by_alias=True)) for config in (before, now))
-    changed = [name for name in old | new if old.get(name) != new.get(name) and name != "run.steps"]
-    if changed:
-        name = changed[0]
-        raise BadInputError(
-            f"resume_from_checkpoint: {name} is {new.get(name)!r} and was {old.get(name)!r} in "
-            f"{now.run.dir}. Resume with the settings of that run, or start a new run from its model."
-        )
-
-
-def _flat(data: Any, name: str = "") -> dict[str, Any]:
-    """Dotted names -> values."""
-    if not isinstance(data, dict) or not data:
-        return {name: data}
-    parts = [_flat(value, f"{name}.{key}" if name else str(key)) for key, value in data.items()]
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def _remove_old_run(folder: Path) -> None:

@@ -17,6 +17,7 @@ from rl_cluster.assembly.train import quieten_libraries, worker_session
 from rl_cluster.config.backend import BackendChoice as BackendChoice
 from rl_cluster.config.backend import choose_backend as choose_backend
 from rl_cluster.config.check import check_config
+from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.machine import find_machine
 from rl_cluster.config.plan import make_plan
 from rl_cluster.config.run import RunConfig
@@ -63,6 +64,29 @@ def find_checkpoint(path: str | Path, name: str) -> Path:
     if not (folder / STATE_FILE).is_file():
         raise BadInputError(f"{name}: there is no checkpoint in {folder}. Give the folder of one.")
     return folder
+
+
+MAY_CHANGE = ("run.steps", "run.epochs", "run.dir", "eval.", "checkpoint.", "log.")
+"""Settings, or sections of them, that a resumed run may have otherwise than before."""
+
+
+def check_same_settings(before: RunConfig | FitConfig, now: RunConfig | FitConfig) -> None:
+    """Raise BadInputError where a resumed run has settings that would train otherwise than before."""
+    old, new = (_flat(config.model_dump(mode="json", by_alias=True)) for config in (before, now))
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name) and not name.startswith(MAY_CHANGE):
+            raise BadInputError(
+                f"resume_from_checkpoint: {name} is {new.get(name)!r} and was {old.get(name)!r} in "
+                f"{now.run.dir}. Resume with the settings of that run, or start a new run from its model."
+            )
+
+
+def _flat(data: Any, name: str = "") -> dict[str, Any]:
+    """Dotted names -> values."""
+    if not isinstance(data, dict) or not data:
+        return {name: data}
+    parts = [_flat(value, f"{name}.{key}" if name else str(key)) for key, value in data.items()]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 class TrainerSession:

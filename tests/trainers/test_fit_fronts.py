@@ -238,6 +238,12 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_pa
     after = resumed.train(dataset(TRAIN), resume_from_checkpoint=tmp_path / "part").model
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, after.state_dict()[name])
+    changed = config("part")
+    changed.beta = 0.7
+    with pytest.raises(BadInputError, match=r"objective\.beta is 0\.7 and was 0\.1"):
+        rl_cluster.DPOTrainer(changed, model(), TOKENIZER).train(
+            dataset(TRAIN), resume_from_checkpoint=tmp_path / "part"
+        )
 
 
 def test_training_works_where_an_event_loop_runs_already(tmp_path: Path) -> None:
