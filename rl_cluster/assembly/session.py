@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +55,10 @@ def _connect(address: str) -> None:
         else:
             outcome.put(None)
 
+    # Outside of the main thread Ray cannot do this, and warns.
+    logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(number))
     threading.Thread(target=connect, name="ray-connect", daemon=True).start()
     try:
         error = outcome.get(timeout=CONNECT_SECONDS)
