@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from rl_cluster.algorithms.kl import exact_kl
 from rl_cluster.modeling.packed import PackedLayout, packed_hidden_states
-from rl_cluster.modeling.token_logprobs import CHUNK_ELEMENTS, token_logprobs
+from rl_cluster.modeling.token_logprobs import chunk_size, logits_of, token_logprobs
 
 Output = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """logprobs, entropy, values."""
@@ -121,11 +120,11 @@ class PolicyModel(nn.Module):
 @torch.no_grad()
 def divergence(policy: NextToken, reference: NextToken, temperature: float) -> torch.Tensor:
     """float32 [A]: exact_kl of each next token, chunk by chunk over the tokens."""
-    chunk = max(1, CHUNK_ELEMENTS[policy.states.device.type] // policy.weight.shape[0])
+    chunk = chunk_size(policy.states, policy.weight)
     parts = []
     for start in range(0, policy.states.shape[0], chunk):
         own, other = (
-            linear(model.states[start : start + chunk], model.weight, model.bias).float() / temperature
+            logits_of(model.states[start : start + chunk], model.weight, model.bias, temperature)
             for model in (policy, reference)
         )
         parts.append(exact_kl(own.log_softmax(-1), other.log_softmax(-1)))

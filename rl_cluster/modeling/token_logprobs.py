@@ -36,7 +36,7 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs, entropy, normalizer = (hidden.new_empty(num, dtype=_working(hidden)) for _ in range(3))
         for start in range(0, num, chunk):
             part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight, bias, temperature)
+            logits = logits_of(hidden[part], weight, bias, temperature)
             normalizer[part] = torch.logsumexp(logits, dim=-1)
             logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normalizer[part]
             mean_logit = (torch.exp(logits - normalizer[part, None]) * logits).sum(-1)
@@ -57,7 +57,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=_working(hidden)) if needs_bias else None
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits = _logits(hidden[part], weight, bias, ctx.temperature)
+            logits = logits_of(hidden[part], weight, bias, ctx.temperature)
             logits -= normalizer[part, None]
             probabilities = torch.exp(logits)
             grad = probabilities * -grad_logprobs[part, None]
@@ -85,11 +85,17 @@ def _working(hidden: torch.Tensor) -> torch.dtype:
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
-def _logits(
+def logits_of(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float
 ) -> torch.Tensor:
+    """[A, V], in float32 at least, divided by the temperature."""
     logits = linear(hidden, weight, bias).to(_working(hidden))
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def chunk_size(hidden: torch.Tensor, weight: torch.Tensor) -> int:
+    """Tokens whose logits may exist at once."""
+    return max(1, CHUNK_ELEMENTS[hidden.device.type] // weight.shape[0])
 
 
 def token_logprobs(
@@ -105,6 +111,5 @@ def token_logprobs(
     hidden: [A, D], the states from which the targets (int64 [A]) are predicted. weight: [V, D]; bias: [V].
     Both results carry gradient to hidden, weight and bias.
     """
-    elements = chunk_elements or CHUNK_ELEMENTS[hidden.device.type]
-    chunk = max(1, elements // weight.shape[0])
+    chunk = max(1, chunk_elements // weight.shape[0]) if chunk_elements else chunk_size(hidden, weight)
     return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, chunk)
