@@ -33,6 +33,7 @@ from rl_cluster.trainers.session import (
     check_same_settings,
     find_checkpoint,
     prompt_lines,
+    save_prompts,
     save_start,
 )
 from rl_cluster.trainers.weights_back import put_back
@@ -238,11 +239,10 @@ class OnlineRun:
     ) -> str:
         name = "prompts.jsonl" if field == "train_dataset" else "eval_prompts.jsonl"
         path = self.folder / "start" / name
-        lines = prompt_lines([prompt.tokens.tolist() for prompt in prompts], metadata)
+        ids = [prompt.tokens.tolist() for prompt in prompts]
         if not resumed:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(lines)
-        elif not path.is_file() or path.read_text() != lines:
+            save_prompts(self.folder, ids, metadata, name)
+        elif not path.is_file() or path.read_text() != prompt_lines(ids, metadata):
             raise BadInputError(
                 f"{field}: its prompts are not those of the run in {self.folder}. Resume with the same data, "
                 "or start a new run from its model."

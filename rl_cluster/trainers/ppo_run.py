@@ -118,7 +118,6 @@ class PPORun:
         place = replace(
             self._place(opening, backend, self._save_reward_model(run_dir)),
             run_dir=str(run_dir),
-            # First, because it borrows the name of the prompts' file.
             eval_path=self._save_eval(run_dir, eval_prompts),
             model_path=self.model.save(run_dir, self.tokenizer),
             reference_path=None if self.reference is None else self._save_reference(run_dir),
@@ -180,9 +179,7 @@ class PPORun:
     def _save_eval(self, run_dir: Path, eval_prompts: Sequence[Prompt]) -> str | None:
         if not eval_prompts:
             return None
-        path = run_dir / "start" / "eval_prompts.jsonl"
-        saved = save_prompts(run_dir, *_columns(eval_prompts))
-        return str(saved.rename(path))
+        return str(save_prompts(run_dir, *_columns(eval_prompts), "eval_prompts.jsonl"))
 
     def _hooks(self, run_dir: str) -> tuple[Hooks, ...]:
         if not self._callbacks:

@@ -40,10 +40,15 @@ def save_start(run_dir: Path, model: Any, tokenizer: Any, name: str = "policy") 
     return folder
 
 
-def save_prompts(run_dir: Path, prompts: Sequence[Any], metadata: Sequence[dict[str, Any]]) -> Path:
-    """RUN/start/prompts.jsonl: a row per prompt (text, chat messages or token ids) with its other columns."""
+def save_prompts(
+    run_dir: Path,
+    prompts: Sequence[Any],
+    metadata: Sequence[dict[str, Any]],
+    name: str = "prompts.jsonl",
+) -> Path:
+    """RUN/start/NAME: a row per prompt (text, chat messages or token ids) with its other columns."""
     check_unused(run_dir)
-    path = run_dir / "start" / "prompts.jsonl"
+    path = run_dir / "start" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(prompt_lines(prompts, metadata))
     return path
