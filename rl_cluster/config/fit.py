@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from rl_cluster.config.algorithm import Fraction
 from rl_cluster.config.base import Config, LocalPath
+from rl_cluster.config.health import FitHealthConfig
 from rl_cluster.config.run import (
     CheckpointConfig,
     ClusterConfig,
@@ -149,4 +150,5 @@ class FitConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
     eval: FitEvalConfig = FitEvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    health: FitHealthConfig = FitHealthConfig()
     log: FitLogConfig = FitLogConfig()

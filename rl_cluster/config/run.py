@@ -10,6 +10,7 @@ from rl_cluster.config.algorithm import GRPO, AlgorithmConfig
 from rl_cluster.config.base import Config, LocalPath
 from rl_cluster.config.data import DataConfig, EvalConfig
 from rl_cluster.config.environment import EnvironmentConfig
+from rl_cluster.config.health import HealthConfig
 from rl_cluster.config.reward import RewardConfig
 
 
@@ -185,4 +186,5 @@ class RunConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    health: HealthConfig = HealthConfig()
     log: LogConfig = LogConfig()

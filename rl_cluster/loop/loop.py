@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,54 +13,21 @@ from rl_cluster.algorithms.kl_control import kl_controller
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.randomness import sample_seeds
 from rl_cluster.data.stream import PromptStream
+from rl_cluster.loop.bookkeeping import Bookkeeping, Trained
 from rl_cluster.loop.buffer import ExperienceBuffer, ReadyGroup
-from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.evaluation import Evaluator
-from rl_cluster.loop.experience import sample_texts
-from rl_cluster.loop.hooks import Hooks, Wishes, all_wishes
+from rl_cluster.loop.hooks import Hooks
 from rl_cluster.loop.ledger import Ledger
-from rl_cluster.loop.producer import Producer, Scoring
+from rl_cluster.loop.producer import Producer
 from rl_cluster.loop.report import Metrics, StepClock, step_metrics
 from rl_cluster.loop.state import Checkpointer, LoopState, write_checkpoint
-from rl_cluster.loop.step import StepResult, TrainStep
-from rl_cluster.loop.trajectories import write_trajectories
-from rl_cluster.protocols import Learner, Observer, Reference, SampleRow, WeightPublisher
+from rl_cluster.loop.step import TrainStep
+from rl_cluster.loop.workers import Turns, Workers, or_failure
+from rl_cluster.protocols import Observer
 from rl_cluster.rewards.shaping import RunningMoments, ShapedScores, shape_scores
 from rl_cluster.trajectory import GroupTask, SamplingSpec
 
-T = TypeVar("T")
-
-
-class Turns(Protocol):
-    """Engines and learner on the same GPUs: who has the memory. Only with max_policy_lag 0."""
-
-    async def to_learner(self) -> None: ...
-
-    async def to_engines(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Everything that does the work, behind protocols. critic: a separate one, else None."""
-
-    pool: RolloutPool
-    scoring: Scoring
-    learner: Learner
-    publisher: WeightPublisher
-    critic: Learner | None = None
-    reference: Reference | None = None
-    learner_is_reference: bool = False
-    turns: Turns | None = None
-    health: Callable[[], Awaitable[Metrics]] | None = None
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """One step's outcome. metrics: grows until it is reported."""
-
-    shaped: ShapedScores
-    result: StepResult
-    metrics: Metrics
+__all__ = ["TrainingLoop", "Turns", "Workers", "train_sampling"]
 
 
 class TrainingLoop:
@@ -83,9 +48,10 @@ class TrainingLoop:
         self._config = config
         self._workers = workers
         self._stream = stream
-        self._evaluator = evaluator
         self._observer = observer
         self._folder = run_folder
+        self._books = Bookkeeping(config, workers, observer, run_folder, self._hooks)
+        self._evaluator = evaluator
         self._train_step = TrainStep(config, workers.learner, workers.critic, workers.learner_is_reference)
         self._checkpointer = Checkpointer(
             run_folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
@@ -98,8 +64,6 @@ class TrainingLoop:
         self.ledger = Ledger()
         self._last_done = 0.0
         self._reissue: list[int] = []
-        self._eval_scores: dict[str, float] = {}
-        self._wishes = Wishes()
         if resume is not None:
             self._restore(resume)
 
@@ -109,7 +73,7 @@ class TrainingLoop:
         await self._workers.publisher.publish(self.step)
         for hook in self._hooks:
             hook.on_begin(self.step, last_step, self._folder)
-        last_eval = await self._evaluate() if self.step == 0 else {}
+        last_eval = await self._books.evaluate(0, self._evaluator) if self.step == 0 else {}
         buffer = ExperienceBuffer(
             self.ledger,
             groups_per_step=self._config.batch.prompts_per_step,
@@ -129,7 +93,7 @@ class TrainingLoop:
         producing = asyncio.create_task(producer.run(), name="producer")
         self._last_done = time.perf_counter()
         try:
-            while self.step < last_step and not self._wishes.stop:
+            while self.step < last_step and not self._books.wishes.stop:
                 last_eval = await self._one_step(buffer, producing) or last_eval
         finally:
             producing.cancel()
@@ -158,27 +122,27 @@ class TrainingLoop:
     async def _one_step(self, buffer: ExperienceBuffer, producing: asyncio.Task[None]) -> Metrics | None:
         start = time.perf_counter()
         self._observer.phase("generating")
-        groups = await _or_failure(buffer.take_batch(), producing)
+        groups = await or_failure(buffer.take_batch(), producing)
         trained = await self._learn(groups, time.perf_counter() - start, producing)
         # Opening the next slots first lets generation overlap with all the bookkeeping below.
         await buffer.trained(groups)
-        evaluated = await self._bookkeeping(groups, trained)
+        evaluated = await self._books.after_step(self.step, groups, trained, self.ledger, self._evaluator)
         await self._checkpoint_if_due()
         return evaluated
 
     async def _learn(
         self, groups: Sequence[ReadyGroup], wait: float, failing: asyncio.Task[None] | None
-    ) -> _Trained:
+    ) -> Trained:
         """Update, publish, count. wait: seconds until the groups were there. failing: ends the wait early."""
         taken = time.perf_counter()
         self._observer.phase("training")
         shaped = self._shape(groups)
         kl_coef = self._kl.coef
         update = self._train_step.run(groups, shaped.scores, kl_coef, self.step + 1)
-        result = await _or_failure(update, failing)
+        result = await or_failure(update, failing)
         trained = time.perf_counter()
         self._observer.phase("publishing")
-        published = await _or_failure(self._workers.publisher.publish(self.step + 1), failing)
+        published = await or_failure(self._workers.publisher.publish(self.step + 1), failing)
         done = time.perf_counter()
         if result.stats.kl is not None:
             self._kl.update(float(result.stats.kl.mean()), len(shaped.raw))
@@ -187,7 +151,7 @@ class TrainingLoop:
         clock = StepClock(step=done - self._last_done, wait=wait, train=trained - taken, sync=done - trained)
         self._last_done = done
         metrics = step_metrics(groups, shaped, result, clock, published, self.episode, self.step - 1, kl_coef)
-        return _Trained(shaped, result, metrics)
+        return Trained(shaped, result, metrics)
 
     def _shape(self, groups: Sequence[ReadyGroup]) -> ShapedScores:
         columns: dict[str, list[np.ndarray]] = {}
@@ -209,59 +173,10 @@ class TrainingLoop:
         self._moments = shaped.moments
         return shaped
 
-    async def _bookkeeping(self, groups: Sequence[ReadyGroup], trained: _Trained) -> Metrics | None:
-        log, metrics = self._config.log, trained.metrics
-        last = self.step == self._config.run.steps
-        if log.samples_every and (self.step % log.samples_every == 0 or last):
-            await self._show_samples(groups, trained.shaped.raw)
-        if log.trajectories:
-            path = self._folder / "trajectories" / f"step-{self.step}.parquet"
-            refs = [group.group for group in groups]
-            await self._workers.learner.compute(
-                write_trajectories, str(path), trained.shaped.scores, trained.result.batch, *refs, returns=2
-            )
-        self._wishes = all_wishes([hook.on_step(self.step, metrics) for hook in self._hooks])
-        evaluated = None
-        if self._is_due(self._config.eval.every, last) or self._wishes.evaluate:
-            evaluated = await self._evaluate()
-            metrics |= evaluated
-        if self._workers.health is not None:
-            metrics |= await self._workers.health()
-        metrics |= {f"failures/{kind}": float(n) for kind, n in self._workers.scoring.failures.counts.items()}
-        metrics |= {f"ledger/{state}": float(count) for state, count in self.ledger.counts().items()}
-        self._observer.metrics(self.step, metrics)
-        return evaluated
-
-    def _is_due(self, every: int, last: bool) -> bool:
-        return last or bool(every and self.step % every == 0)
-
-    async def _show_samples(self, groups: Sequence[ReadyGroup], raw: np.ndarray) -> None:
-        chosen = groups[: self._config.log.num_samples]
-        samples = self._config.batch.samples_per_prompt
-        texts, _ = await self._workers.learner.compute(
-            sample_texts, *(group.group for group in chosen), returns=2
-        )
-        rows = [SampleRow(t.prompt, t.response, float(raw[i * samples])) for i, t in enumerate(texts)]
-        self._observer.samples(self.step, rows)
-
-    async def _evaluate(self) -> Metrics:
-        if self._evaluator is None:
-            return {}
-        self._observer.phase("evaluating")
-        metrics = (await self._evaluator.run()).metrics
-        if self.step == 0:
-            self._observer.metrics(0, metrics)
-        score = metrics["eval/score_mean"]
-        assert score is not None
-        self._eval_scores[str(self.step)] = score
-        for hook in self._hooks:
-            self._wishes |= hook.on_evaluate(self.step, metrics)
-        return metrics
-
     async def _checkpoint_if_due(self) -> None:
         every = self._config.checkpoint.every
-        last = self.step == self._config.run.steps or self._wishes.stop
-        if self._wishes.save or (every and self._is_due(every, last)):
+        last = self.step == self._config.run.steps or self._books.wishes.stop
+        if self._books.wishes.save or (every and (last or self.step % every == 0)):
             await self.save()
 
     async def save(self, folder: Path | None = None) -> Path:
@@ -286,7 +201,7 @@ class TrainingLoop:
             reissue=tuple(sorted(set(self.ledger.unfinished()) | set(self._reissue))),
             kl=self._kl.state(),
             shaping=self._moments.state(),
-            scores=dict(self._eval_scores),
+            scores=dict(self._books.eval_scores),
         )
 
     def _restore(self, state: LoopState) -> None:
@@ -296,22 +211,7 @@ class TrainingLoop:
         self._reissue = list(state.reissue)
         self._kl.load(state.kl)
         self._moments = RunningMoments.from_state(state.shaping)
-        self._eval_scores = dict(state.scores)
-
-
-async def _or_failure(work: Coroutine[Any, Any, T], failing: asyncio.Task[None] | None) -> T:
-    """The result of `work`, unless the producer fails first: then its error, and `work` is cancelled."""
-    if failing is None:
-        return await work
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task, failing}, return_when=asyncio.FIRST_COMPLETED)
-        if failing.done():
-            await failing
-            raise AssertionError("the producer never ends by itself")
-        return await task
-    finally:
-        task.cancel()
+        self._books.eval_scores = dict(state.scores)
 
 
 def train_sampling(config: RunConfig) -> SamplingSpec:

@@ -1,0 +1,111 @@
+"""What a run records of a step beside training: samples, trajectories, evaluations, health, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rl_cluster.config.run import RunConfig
+from rl_cluster.loop.buffer import ReadyGroup
+from rl_cluster.loop.evaluation import Evaluator
+from rl_cluster.loop.experience import sample_texts
+from rl_cluster.loop.hooks import Hooks, Wishes, all_wishes
+from rl_cluster.loop.ledger import Ledger
+from rl_cluster.loop.report import Metrics
+from rl_cluster.loop.step import StepResult
+from rl_cluster.loop.trajectories import write_trajectories
+from rl_cluster.loop.workers import Workers
+from rl_cluster.protocols import Observer, SampleRow
+from rl_cluster.rewards.shaping import ShapedScores
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One step's outcome. metrics: grows until it is reported."""
+
+    shaped: ShapedScores
+    result: StepResult
+    metrics: Metrics
+
+
+class Bookkeeping:
+    """`after_step` reports a step. wishes: what the hooks asked for since then. eval_scores: step ->
+    eval/score_mean, for the retention rule."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workers: Workers,
+        observer: Observer,
+        run_folder: Path,
+        hooks: Sequence[Hooks],
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._observer = observer
+        self._folder = run_folder
+        self._hooks = hooks
+        self.wishes = Wishes()
+        self.eval_scores: dict[str, float] = {}
+
+    async def after_step(
+        self,
+        step: int,
+        groups: Sequence[ReadyGroup],
+        trained: Trained,
+        ledger: Ledger,
+        evaluator: Evaluator | None,
+    ) -> Metrics | None:
+        """Everything that is due after the update; returns the evaluation's metrics if there was one."""
+        log, metrics = self._config.log, trained.metrics
+        last = step == self._config.run.steps
+        if log.samples_every and (step % log.samples_every == 0 or last):
+            await self._show_samples(step, groups, trained.shaped.raw)
+        if log.trajectories:
+            await self._write_trajectories(step, groups, trained)
+        self.wishes = all_wishes([hook.on_step(step, metrics) for hook in self._hooks])
+        evaluated = None
+        every = self._config.eval.every
+        if last or (every > 0 and step % every == 0) or self.wishes.evaluate:
+            evaluated = await self.evaluate(step, evaluator)
+            metrics |= evaluated
+        if self._workers.health is not None:
+            metrics |= await self._workers.health()
+        metrics |= {f"failures/{kind}": float(n) for kind, n in self._workers.scoring.failures.counts.items()}
+        metrics |= {f"ledger/{state}": float(count) for state, count in ledger.counts().items()}
+        self._observer.metrics(step, metrics)
+        return evaluated
+
+    async def evaluate(self, step: int, evaluator: Evaluator | None) -> Metrics:
+        """{} without held-out prompts. The one before the first step is a row of its own."""
+        if evaluator is None:
+            return {}
+        self._observer.phase("evaluating")
+        metrics = (await evaluator.run()).metrics
+        if step == 0:
+            self._observer.metrics(0, metrics)
+        score = metrics["eval/score_mean"]
+        assert score is not None
+        self.eval_scores[str(step)] = score
+        for hook in self._hooks:
+            self.wishes |= hook.on_evaluate(step, metrics)
+        return metrics
+
+    async def _show_samples(self, step: int, groups: Sequence[ReadyGroup], raw: np.ndarray) -> None:
+        chosen = groups[: self._config.log.num_samples]
+        samples = self._config.batch.samples_per_prompt
+        texts, _ = await self._workers.learner.compute(
+            sample_texts, *(group.group for group in chosen), returns=2
+        )
+        rows = [SampleRow(t.prompt, t.response, float(raw[i * samples])) for i, t in enumerate(texts)]
+        self._observer.samples(step, rows)
+
+    async def _write_trajectories(self, step: int, groups: Sequence[ReadyGroup], trained: Trained) -> None:
+        path = self._folder / "trajectories" / f"step-{step}.parquet"
+        refs = [group.group for group in groups]
+        await self._workers.learner.compute(
+            write_trajectories, str(path), trained.shaped.scores, trained.result.batch, *refs, returns=2
+        )
