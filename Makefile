@@ -9,7 +9,7 @@ CPU_TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements/cpu.txt)
 CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check mutants clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -49,6 +49,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy rl_cluster
 	$(BIN)/lint-imports
+
+# 20 one-place mutants of each folder against the tests that reach them; SEED=n for others.
+mutants: setup
+	$(BIN)/python bench/mutants.py --seed $(or $(SEED),0)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache *.egg-info
