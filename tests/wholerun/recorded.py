@@ -111,9 +111,7 @@ def decided_model(folder: Path, seed: int) -> Path:
     file = folder / "model.safetensors"
     generator = torch.Generator().manual_seed(seed)
     weights = {
-        name: 5 * tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
-        if tensor.dim() > 1
-        else tensor
+        name: (5 if tensor.dim() > 1 else 1) * tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in load_file(file).items()
     }
     save_file(weights, file, metadata={"format": "pt"})
