@@ -29,7 +29,6 @@ from rl_cluster.config.machine import find_machine
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.pairs import FitRows, FitSets, GivenRows, load_fit_data
 from rl_cluster.errors import CheckpointError
-from rl_cluster.fit_card import write_fit_card
 from rl_cluster.loop.fit import FitLoop, FitState, total_steps, warmup_steps
 from rl_cluster.loop.fit_pass import attach, attached, evaluate, kl_baseline, with_reference
 from rl_cluster.loop.fit_report import Metrics, fit_metrics
@@ -37,6 +36,7 @@ from rl_cluster.loop.hooks import Hooks
 from rl_cluster.loop.state import newest_checkpoint
 from rl_cluster.metrics.console import open_console
 from rl_cluster.metrics.observer import RunObserver, open_observer
+from rl_cluster.model_card import write_fit_card
 from rl_cluster.modeling.score_model import merge_adapter
 from rl_cluster.run_folder import (
     RunFolder,

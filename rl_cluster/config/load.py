@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from rl_cluster.config.base import Config
 from rl_cluster.config.explain import explain
 from rl_cluster.config.problems import nearest, refuse
 from rl_cluster.config.run import RunConfig
-from rl_cluster.config.yaml_text import parse_yaml
+from rl_cluster.config.yaml_text import dump_yaml, parse_yaml
 from rl_cluster.errors import BadInputError
 
 C = TypeVar("C", bound=Config)
@@ -62,8 +61,7 @@ def parse_as(kind: type[C], data: dict[str, Any], source: str = "") -> C:
 
 def dump_config(config: Config) -> str:
     """YAML with every default filled in; load_as reads it back to an equal configuration."""
-    data = config.model_dump(mode="json", by_alias=True)
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    return dump_yaml(config.model_dump(mode="json", by_alias=True))
 
 
 def apply_override(data: dict[str, Any], override: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any, Self
 from transformers.trainer_utils import TrainOutput
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.model_card import write_trainer_card
 from rl_cluster.trainers.callbacks import CallbackHooks
-from rl_cluster.trainers.card import trainer_card
 from rl_cluster.trainers.datasets import read_prompts
 from rl_cluster.trainers.online_run import OnlineRun
 from rl_cluster.trajectory import Prompt
@@ -78,7 +78,9 @@ class OnlineTrainer:
         """README.md in args.output_dir, after train(): the card tells of a run."""
         if not self._run.trained:
             raise BadInputError("create_model_card: there is no run to tell of yet. Call train() first.")
-        trainer_card(self._run.config, self._run.folder, self._run.rows(), model_name, dataset_name, tags)
+        write_trainer_card(
+            self._run.config, self._run.folder, self._run.rows(), model_name, dataset_name, tags
+        )
 
     def close(self) -> None:
         """End the workers; files and model stay."""

@@ -2,10 +2,12 @@
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rl_cluster.config.algorithm import PPO
 from rl_cluster.config.load import apply_override, dump_config, load_config, parse_config
-from rl_cluster.config.yaml_text import parse_yaml
+from rl_cluster.config.yaml_text import dump_yaml, parse_yaml
 from rl_cluster.errors import BadInputError
 
 BASE = """
@@ -13,6 +15,11 @@ model: {scratch: {}}
 data: {train: {source: addition}}
 rewards: {scorers: [{kind: exact_match}]}
 """
+
+BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+    for old, new in ("ab", "bc", "cd", "de", "ef", "fg", "gh")
+)
 
 # (overrides, parts of the message): unknown keys, wrong types, out of range, unions
 BAD = [
@@ -141,6 +148,50 @@ def test_numbers_are_read_as_people_write_them():
         "i": 1.0,
     }
     assert parse_yaml(text, "text") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10),
+        ("1:30", "1:30"),
+        ("0b11", "0b11"),
+        ("0x1F", "0x1F"),
+        ("1_000", "1_000"),
+        ("+12", 12),
+        (".5", 0.5),
+        ("yes", "yes"),
+        ("~", None),
+        ("%YAML 1.1\n---\noff", "off"),
+        ("<<: {a: 1}", {"<<": {"a": 1}}),
+    ],
+)
+def test_a_plain_scalar_means_what_yaml_1_2_says(text, value):
+    found = parse_yaml(text, "text")
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}", BOMB], ids=["list", "mapping", "bomb"])
+def test_aliases_without_end_are_refused(text):
+    with pytest.raises(BadInputError, match=r"recipe: not valid YAML: its aliases .* Write out"):
+        parse_yaml(text, "recipe")
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12)
+TRICKY = st.sampled_from(
+    ["on", "1:30", "1e-6", "010", "1_0", "=", "<<", "2020-01-01", "~", "", "0x1", "\u2028"]
+)
+DATA = st.recursive(
+    PLAIN | TRICKY, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(DATA)
+def test_what_is_written_is_read_back_also_by_readers_of_yaml_1_1(data):
+    text = dump_yaml(data)
+    assert parse_yaml(text, "text") == data
+    assert yaml.safe_load(text) == data
 
 
 @pytest.mark.parametrize(
