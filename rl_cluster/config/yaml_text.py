@@ -115,8 +115,8 @@ def dump_yaml(data: Any) -> str:
     """Block style, keys in their order; parse_yaml and YAML 1.1's readers read it back to equal data."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Resolver, yaml.Representer = _Quoting, _Representer
-    yaml.default_flow_style = False  # type: ignore[assignment]
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.allow_unicode = True
     yaml.width = 110
     text = io.StringIO()
