@@ -17,6 +17,7 @@ from rl_cluster.modeling.packed import PackedLayout
 from rl_cluster.modeling.sharing import shared_prompts
 
 LOSS_COLUMNS = {
+    "policy_versions": "policy_versions",
     "behaviour_logprobs": "behaviour_logprobs",
     "proximal_logprobs": "proximal_logprobs",
     "reference_logprobs": "reference_logprobs",

@@ -10,6 +10,7 @@ import numpy as np
 from rl_cluster.trajectory import Trajectory
 
 TOKEN_COLUMNS = (
+    "policy_versions",
     "behaviour_logprobs",
     "proximal_logprobs",
     "reference_logprobs",
@@ -31,6 +32,7 @@ class TokenBatch:
     tokens: int32 [T]. lengths: int32 [N], their sum is T. action_mask: bool [T].
     units: int32 [N], rows with the same unit stay in one micro-batch (the two sides of a pair).
     group_ids: int32 [N], which prompt group a row belongs to.
+    policy_versions: int32 [T], optional, as in Trajectory.
     The optional float32 [T] columns: log-probabilities (natural log, at the sampling temperature)
     under the behaviour, proximal and reference policies; exact_kl, the divergence of the proximal from the
     reference policy's whole distribution (nats); values of the state before the token;
@@ -50,6 +52,7 @@ class TokenBatch:
     advantages: np.ndarray | None = None
     returns: np.ndarray | None = None
     weights: np.ndarray | None = None
+    policy_versions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         num_tokens, num_rows = len(self.tokens), len(self.lengths)
@@ -113,6 +116,7 @@ class TokenBatch:
             action_mask=np.concatenate([t.action_mask for t in trajectories]),
             units=np.arange(len(trajectories), dtype=np.int32),
             group_ids=np.asarray(group_ids, dtype=np.int32),
+            policy_versions=np.concatenate([t.policy_versions for t in trajectories]),
             behaviour_logprobs=np.concatenate([t.behaviour_logprobs for t in trajectories]),
         )
 

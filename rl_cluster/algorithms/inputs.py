@@ -17,7 +17,7 @@ class LossInputs:
     entropy, values: float32 [A], of the current policy and critic, with gradient where the loss uses them.
     weights: float32 [A]; the loss is the *sum* of weights times per-token loss, so that micro-batching,
     packing and the number of ranks cannot change it. A token of weight 0 counts in no metric.
-    Everything else is constant data [A], or None.
+    Everything else is constant data [A], or None. policy_versions: of the weights that drew the token.
     """
 
     row: torch.Tensor
@@ -32,6 +32,7 @@ class LossInputs:
     old_values: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    policy_versions: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def policy_objective(step: PolicyStep, inputs: LossInputs) -> LossResult:
     # The zero keeps the policy's parameters in the graph when only the values learn.
     per_token = 0.0 * safe_logprobs(inputs.logprobs)
     columns: Columns = {}
-    maxima = _logprob_gap(inputs, columns)
+    maxima = _logprob_gap(step, inputs, columns)
     if step.train_policy:
         per_token = per_token + _policy_terms(step, inputs, columns)
     if step.value_coef > 0:
@@ -135,13 +135,19 @@ def _old_logprobs(inputs: LossInputs) -> torch.Tensor:
     return inputs.logprobs.detach() if inputs.proximal_logprobs is None else inputs.proximal_logprobs
 
 
-def _logprob_gap(inputs: LossInputs, columns: Columns) -> dict[str, torch.Tensor]:
-    """|learner's − engine's log-probability| of the same tokens under the same weights, if all goes well."""
+def _logprob_gap(step: PolicyStep, inputs: LossInputs, columns: Columns) -> dict[str, torch.Tensor]:
+    """|learner's − engine's log-probability|: of tokens drawn by the step's version a mismatch of the two
+    (gap), of older ones mostly how far the policy has moved (drift)."""
     if inputs.behaviour_logprobs is None:
         return {}
     gap = log_ratio(_old_logprobs(inputs), inputs.behaviour_logprobs).abs()
-    columns["gap_sum"] = gap
-    return {"gap_max": gap}
+    if step.version is None or inputs.policy_versions is None:
+        columns["gap_sum"] = gap
+        return {"gap_max": gap}
+    fresh = inputs.policy_versions >= step.version
+    columns["fresh_sum"], columns["nll_sum"] = fresh, -_old_logprobs(inputs)
+    columns["gap_sum"], columns["drift_sum"] = torch.where(fresh, gap, 0.0), torch.where(fresh, 0.0, gap)
+    return {"gap_max": columns["gap_sum"], "drift_max": columns["drift_sum"]}
 
 
 def _result(

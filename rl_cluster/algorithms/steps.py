@@ -16,7 +16,7 @@ class PolicyStep:
     reference *in the loss* (0 where the penalty is in the reward). importance_cap: truncation of the weight
     proximal / behaviour (decoupled objective), None: no such weight. value_coef above 0 adds the clipped
     value loss times value_coef. train_policy False: only the values learn (value warm-up); with value_coef 0
-    too, nothing does.
+    too, nothing does. version: of the weights before the step; tells drift from mismatch in the metrics.
     """
 
     loss: PolicyLossConfig
@@ -27,6 +27,7 @@ class PolicyStep:
     value_coef: float = 0.0
     clip_value: float = 0.2
     train_policy: bool = True
+    version: int | None = None
 
 
 @dataclass(frozen=True)

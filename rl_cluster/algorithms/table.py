@@ -110,6 +110,7 @@ def policy_step(
     kl_coef: float,
     importance_cap: float | None = None,
     train_policy: bool = True,
+    version: int | None = None,
 ) -> PolicyStep:
     """The policy's step under an algorithm. kl_coef: β now; it enters the loss only where `kl.place` is loss.
 
@@ -126,6 +127,7 @@ def policy_step(
         value_coef=critic.value_coef if critic is not None and shared else 0.0,
         clip_value=critic.clip_value if critic is not None else 0.2,
         train_policy=train_policy,
+        version=version,
     )
 
 

@@ -32,13 +32,17 @@ def assemble(num_groups: int, mask_truncated: bool, *refs: object) -> tuple[Batc
     return BatchLayout.of(batch, counts), batch
 
 
+MeanAndMax = tuple[float | None, float | None]
+
+
 @dataclass(frozen=True)
 class BatchStats:
     """Numbers for the metrics, over one batch of N samples; float64 [N] unless said otherwise.
 
     kl: sum over tokens of log π/ref, or None without a reference. non_score_reward: −β·kl as it entered
-    the reward. entropy: −Σ log π. gap_mean, gap_max: |learner − engine| log-probability per token
-    (None when there was no forward pass before the update).
+    the reward. entropy: −Σ log π. gap_mean, gap_max: |learner − engine| log-probability per token drawn by
+    the present weights, drift_mean, drift_max: by older ones (None without such tokens, and all four when
+    there was no forward pass before the update).
     """
 
     kl: np.ndarray | None
@@ -46,6 +50,8 @@ class BatchStats:
     entropy: np.ndarray
     gap_mean: float | None
     gap_max: float | None
+    drift_mean: float | None = None
+    drift_max: float | None = None
 
 
 def add_advantages(
@@ -56,20 +62,21 @@ def add_advantages(
     reference: ForwardOutput | None,
     policy: ForwardOutput | None,
     critic: ForwardOutput | None,
+    version: int | None = None,
 ) -> tuple[BatchStats, TokenBatch]:
     """Give a batch its proximal and reference log-probabilities, values, advantages and returns.
 
     scores: float64 [N], shaped. reference: a pass of the learner, when there is no reference worker. policy:
     the pass before the update, or None when the step needs none. critic: the pass
-    of a separate critic; a shared one answers in `policy`.
+    of a separate critic; a shared one answers in `policy`. version: of the present weights.
     """
     if reference is not None:
         batch = batch.with_columns(reference_logprobs=reference.logprobs, exact_kl=reference.kl)
-    gap_mean = gap_max = None
+    gap: MeanAndMax = (None, None)
+    drift: MeanAndMax = (None, None)
     if policy is not None:
         batch = batch.with_columns(proximal_logprobs=policy.logprobs, values=policy.values)
-        gaps = np.abs(policy.logprobs - batch.behaviour_logprobs)[batch.action_mask]
-        gap_mean, gap_max = float(gaps.mean()), float(gaps.max())
+        gap, drift = _gap_and_drift(policy, batch, version)
     if critic is not None:
         batch = batch.with_columns(values=critic.values)
     result = compute_advantages(algorithm, AdvantageInputs(batch, scores, kl_coef))
@@ -80,10 +87,26 @@ def add_advantages(
         kl=result.kl,
         non_score_reward=result.non_score_reward,
         entropy=entropy,
-        gap_mean=gap_mean,
-        gap_max=gap_max,
+        gap_mean=gap[0],
+        gap_max=gap[1],
+        drift_mean=drift[0],
+        drift_max=drift[1],
     )
     return stats, batch.with_columns(advantages=result.advantages, returns=result.returns)
+
+
+def _gap_and_drift(
+    policy: ForwardOutput, batch: TokenBatch, version: int | None
+) -> tuple[MeanAndMax, MeanAndMax]:
+    gaps = np.abs(policy.logprobs - batch.behaviour_logprobs)[batch.action_mask]
+    fresh = np.ones(len(gaps), dtype=np.bool_)
+    if version is not None and batch.policy_versions is not None:
+        fresh = batch.policy_versions[batch.action_mask] >= version
+    return _mean_and_max(gaps[fresh]), _mean_and_max(gaps[~fresh])
+
+
+def _mean_and_max(values: np.ndarray) -> MeanAndMax:
+    return (float(values.mean()), float(values.max())) if len(values) else (None, None)
 
 
 @dataclass(frozen=True)

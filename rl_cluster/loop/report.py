@@ -52,8 +52,8 @@ def step_metrics(
 def _objective(shaped: ShapedScores, result: StepResult, kl_coef: float) -> Metrics:
     stats = result.stats
     return {
-        "objective/kl": None if stats.kl is None else float(stats.kl.mean()),
-        "objective/entropy": float(stats.entropy.mean()),
+        "objective/kl": None if stats.kl is None else _mean_of_rows(result, stats.kl, "kl_sum"),
+        "objective/entropy": _mean_of_rows(result, stats.entropy, "nll_sum"),
         "objective/non_score_reward": float(stats.non_score_reward.mean()),
         "objective/rlhf_reward": float((shaped.scores + stats.non_score_reward).mean()),
         "objective/scores": float(shaped.raw.mean()),
@@ -61,6 +61,13 @@ def _objective(shaped: ShapedScores, result: StepResult, kl_coef: float) -> Metr
         "objective/kl_coef": kl_coef,
         **{f"shaping/{part}": float(values.mean()) for part, values in shaped.parts.items()},
     }
+
+
+def _mean_of_rows(result: StepResult, of_stats: np.ndarray, counted: str) -> float:
+    rows = result.sums.get("rows_sum", 0.0)
+    if result.stats_are_behaviours and rows and counted in result.sums:
+        return result.sums[counted] / rows
+    return float(of_stats.mean())
 
 
 def _losses(result: StepResult) -> Metrics:
@@ -71,11 +78,6 @@ def _losses(result: StepResult) -> Metrics:
         return sums[name] / tokens if name in sums and tokens else None
 
     ratio, ratio_sq = mean("ratio_sum"), mean("ratio_sq_sum")
-    gap_mean = result.stats.gap_mean if result.stats.gap_mean is not None else mean("gap_sum")
-    gap_max = result.stats.gap_max if result.stats.gap_max is not None else sums.get("gap_max")
-    if gap_mean is not None and math.isnan(gap_mean):
-        # Responses that the caller brought: nobody knows with what probability they were drawn.
-        gap_mean = gap_max = None
     return {
         "policy/approxkl_avg": mean("approxkl_sum"),
         "policy/clipfrac_avg": mean("clipfrac_sum"),
@@ -88,9 +90,40 @@ def _losses(result: StepResult) -> Metrics:
         "lr": last.learning_rate if last else None,
         "optim/grad_norm": last.grad_norm if last else None,
         "optim/skipped_updates": float(sum(update.skipped for update in result.optim)),
-        "health/logprob_gap_mean": gap_mean,
-        "health/logprob_gap_max": gap_max,
+        **_gap_and_drift(result),
     }
+
+
+def _gap_and_drift(result: StepResult) -> Metrics:
+    """From the pass before the update, else as the loss counted them."""
+    stats, sums = result.stats, result.sums
+    tokens = sums.get("tokens_sum", 0.0)
+    fresh = sums.get("fresh_sum", tokens)
+    gap, drift = (stats.gap_mean, stats.gap_max), (stats.drift_mean, stats.drift_max)
+    if gap == drift == (None, None):
+        gap = _mean_and_max(sums, "gap", fresh)
+        drift = _mean_and_max(sums, "drift", tokens - fresh)
+    gap, drift = _if_known(gap), _if_known(drift)
+    return {
+        "health/logprob_gap_mean": gap[0],
+        "health/logprob_gap_max": gap[1],
+        "health/logprob_drift_mean": drift[0],
+        "health/logprob_drift_max": drift[1],
+    }
+
+
+MeanAndMax = tuple[float | None, float | None]
+
+
+def _mean_and_max(sums: dict[str, float], name: str, tokens: float) -> MeanAndMax:
+    if tokens == 0:
+        return None, None
+    return sums[f"{name}_sum"] / tokens if f"{name}_sum" in sums else None, sums.get(f"{name}_max")
+
+
+def _if_known(pair: MeanAndMax) -> MeanAndMax:
+    """Responses that the caller brought: nobody knows with what probability they were drawn."""
+    return (None, None) if pair[0] is not None and math.isnan(pair[0]) else pair
 
 
 def _lengths(groups: Sequence[ReadyGroup]) -> Metrics:

@@ -25,13 +25,16 @@ from rl_cluster.protocols import BatchLayout, Learner, OptimResult, Ref
 
 @dataclass(frozen=True)
 class StepResult:
-    """sums: what the losses counted, over all updates of the step. batch: Ref of the TokenBatch."""
+    """sums: what the losses counted, over all updates of the step. batch: Ref of the TokenBatch.
+    stats_are_behaviours: the samples are of older weights and nothing asked for the present policy before the
+    update, so that its divergence and entropy stand in sums only."""
 
     layout: BatchLayout
     batch: Ref
     stats: BatchStats
     sums: dict[str, float]
     optim: tuple[OptimResult, ...]
+    stats_are_behaviours: bool = False
 
 
 class TrainStep:
@@ -46,9 +49,16 @@ class TrainStep:
         self._learner = learner
         self._critic = critic
         self._learner_is_reference = learner_is_reference
-        one_update = algorithm.num_epochs * algorithm.num_mini_batches == 1
-        on_policy = config.asynchrony.max_policy_lag == 0
-        self._needs_pass_before = not (one_update and on_policy) or needs_critic(algorithm)
+        several_updates = algorithm.num_epochs * algorithm.num_mini_batches > 1
+        off_policy = config.asynchrony.max_policy_lag > 0
+        # With one update the present policy is the old one, and the loss has its log-probabilities anyway.
+        kl_comes_first = algorithm.kl.coef > 0 and (
+            algorithm.kl.place != "loss" or algorithm.kl.controller == "adaptive"
+        )
+        self._needs_pass_before = (
+            several_updates or needs_critic(algorithm) or (off_policy and kl_comes_first)
+        )
+        self._stats_are_behaviours = off_policy and not self._needs_pass_before
 
     async def run(
         self, groups: Sequence[ReadyGroup], scores: np.ndarray, kl_coef: float, step: int
@@ -71,10 +81,11 @@ class TrainStep:
             reference,
             policy,
             critic,
+            step - 1,
             returns=2,
         )
         sums, optim = await self._update(batch, layout, kl_coef, step)
-        return StepResult(layout, batch, stats, sums, optim)
+        return StepResult(layout, batch, stats, sums, optim, self._stats_are_behaviours)
 
     async def _assemble(self, groups: Sequence[ReadyGroup]) -> tuple[BatchLayout, Ref]:
         references = [group.reference for group in groups if group.reference is not None]
@@ -112,6 +123,7 @@ class TrainStep:
             kl_coef=kl_coef,
             importance_cap=config.asynchrony.importance_cap if off_policy else None,
             train_policy=critic is None or step > critic.warmup_steps,
+            version=step - 1,
         )
         return of_policy, None if critic is None else value_step(critic, config.rollout.temperature)
 

@@ -114,9 +114,16 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric(
         "health/logprob_gap_mean",
         "nats",
-        "|behaviour − proximal log-probability|, mean over the drawn tokens",
+        "mismatch: |engine − learner log-probability| of tokens drawn by the present weights, mean; "
+        "null where a batch has no such token",
     ),
     Metric("health/logprob_gap_max", "nats", "the same, greatest"),
+    Metric(
+        "health/logprob_drift_mean",
+        "nats",
+        "the same of tokens drawn by older weights, mean: how far the policy has moved since",
+    ),
+    Metric("health/logprob_drift_max", "nats", "the same, greatest"),
     Metric("health/rss_bytes/WORKER", "bytes", "resident memory of a worker's process"),
     Metric("ledger/STATE", "groups", "prompt groups in this state of the ledger"),
 )

@@ -203,6 +203,41 @@ def test_a_worker_that_fails_ends_the_run_with_its_error(tmp_path: Path) -> None
         Rig(make_config(), tmp_path, workers=[FakeRolloutWorker(delay=explode)]).run()
 
 
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({}, 0),
+        ({"loss": {"kind": "reinforce"}, "kl": {"coef": 0.1}}, 0),
+        ({"num_epochs": 2}, 6),
+        ({"num_mini_batches": 2}, 6),
+        ({"kl": {"coef": 0.1, "place": "reward_sequence", "estimator": "k1"}}, 6),
+        ({"kl": {"coef": 0.1, "controller": "adaptive"}}, 6),
+        ({"name": "ppo"}, 6),
+    ],
+)
+def test_with_lag_the_policy_is_asked_before_the_update_only_where_its_answer_is_used(
+    tmp_path: Path, settings: dict[str, Any], passes: int
+) -> None:
+    algorithm = {"name": "grpo", **settings}
+    rig = Rig(make_config(algorithm=algorithm, **{"async": {"max_policy_lag": 1}}), tmp_path)
+    rig.run()
+    assert rig.learner.calls.count("forward") == passes
+    assert rig.learner.calls.count("optim_step") >= 6
+
+
+def test_mismatch_and_drift_are_told_apart_by_the_version_that_drew_a_token(tmp_path: Path) -> None:
+    config = make_config(algorithm={"name": "grpo", "num_epochs": 2}, **{"async": {"max_policy_lag": 1}})
+    rig = Rig(config, tmp_path)
+    rig.run()
+    rows = [rig.observer.rows[step] for step in range(1, 7)]
+    assert rows[0]["health/logprob_gap_mean"] == pytest.approx(0.0, abs=1e-6)
+    assert rows[0]["health/logprob_drift_mean"] is None
+    for row in rows[1:]:
+        # The fake's groups of these steps are all of the version before.
+        assert row["async/lag_mean"] == 1.0 and row["health/logprob_gap_mean"] is None
+        assert row["health/logprob_drift_max"] > row["health/logprob_drift_mean"] > 1e-3  # type: ignore[operator]
+
+
 def test_ppo_values_and_reference_enter_the_metrics(tmp_path: Path) -> None:
     config = make_config(algorithm={"name": "ppo", "num_epochs": 2, "num_mini_batches": 2})
     rig = Rig(config, tmp_path)
