@@ -107,6 +107,7 @@ def endpoint_chat(endpoint: Endpoint, client: Any = None) -> Chat:
     still fails after the retries. BadInputError now if the key's variable is named and not set.
     """
     import httpx
+    import tenacity
 
     headers = _authorization(endpoint.api_key_variable)
     http = httpx.Client() if client is None else client
@@ -118,23 +119,36 @@ def endpoint_chat(endpoint: Endpoint, client: Any = None) -> Chat:
             "temperature": endpoint.temperature,
             "max_tokens": endpoint.max_tokens,
         }
-        problem = ""
-        for attempt in range(endpoint.num_retries + 1):
-            time.sleep(0.0 if attempt == 0 else endpoint.pause_seconds * 2 ** (attempt - 1))
-            try:
-                url = endpoint.base_url.rstrip("/") + "/chat/completions"
-                response = http.post(url, json=body, headers=headers, timeout=endpoint.seconds)
-            except httpx.TransportError as error:
-                problem = f"{type(error).__name__}: {error}"
-                continue
-            if response.status_code == 429 or response.status_code >= 500:
-                problem = f"status {response.status_code}"
-                continue
-            return _read_completion(endpoint, response)
-        tried = f"{endpoint.num_retries + 1} attempts"
-        raise ScorerError("judge", f"{endpoint.base_url} did not answer after {tried}: {problem}")
+        url = endpoint.base_url.rstrip("/") + "/chat/completions"
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((httpx.TransportError, _BusyError)),
+            stop=tenacity.stop_after_attempt(endpoint.num_retries + 1),
+            wait=tenacity.wait_exponential(multiplier=endpoint.pause_seconds),
+            sleep=time.sleep,
+            reraise=True,
+        )
+        try:
+            response = retrying(_ask, http, url, body, headers, endpoint.seconds)
+        except (httpx.TransportError, _BusyError) as error:
+            tried = f"{endpoint.num_retries + 1} attempts"
+            problem = str(error) if isinstance(error, _BusyError) else f"{type(error).__name__}: {error}"
+            raise ScorerError(
+                "judge", f"{endpoint.base_url} did not answer after {tried}: {problem}"
+            ) from error
+        return _read_completion(endpoint, response)
 
     return chat
+
+
+class _BusyError(Exception):
+    """Status 429 or 5xx: worth another attempt."""
+
+
+def _ask(http: Any, url: str, body: dict[str, Any], headers: dict[str, str], seconds: float) -> Any:
+    response = http.post(url, json=body, headers=headers, timeout=seconds)
+    if response.status_code == 429 or response.status_code >= 500:
+        raise _BusyError(f"status {response.status_code}")
+    return response
 
 
 def _authorization(variable: str) -> dict[str, str]:

@@ -117,7 +117,7 @@ def test_pauses_double_between_attempts(monkeypatch):
     client, _ = client_of(*[httpx.Response(500)] * 4)
     with pytest.raises(ScorerError, match="did not answer after 4 attempts: status 500"):
         endpoint_chat(endpoint(num_retries=3, pause_seconds=0.5), client)("?")
-    assert pauses == [0.0, 0.5, 1.0, 2.0]
+    assert pauses == [0.5, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
