@@ -103,20 +103,27 @@ class ExperienceBuffer:
             self._admitted -= 1
             self._changed.notify_all()
 
-    def _expiring(self) -> set[int]:
-        """Groups that the next update must take, or they would grow older than allowed."""
-        return {g for g, begun in self._open.items() if begun + self._max_policy_lag <= self.version}
-
-    def _batch_is_there(self) -> bool:
-        return len(self._ready) >= self._groups_per_step and self._expiring() <= self._ready.keys()
+    def _next_batch(self) -> list[int]:
+        """The groups_per_step ready groups that were admitted first; [] while there are too few, or while
+        what they leave open is more than the updates to come can take in time."""
+        chosen = sorted(self._ready, key=lambda g: (self._open[g], g))[: self._groups_per_step]
+        if len(chosen) < self._groups_per_step:
+            return []
+        left = sorted(self._open[g] for g in self._open.keys() - set(chosen))
+        for place, begun in enumerate(left):
+            # At best the later updates take what is left in this order, groups_per_step at a time.
+            trained_at = self.version + 1 + place // self._groups_per_step
+            if trained_at > begun + self._max_policy_lag:
+                return []
+        return chosen
 
     async def take_batch(self) -> list[ReadyGroup]:
-        """Wait for groups_per_step groups: the expiring ones, then the oldest; sorted by group id."""
+        """Wait for groups_per_step groups, those admitted first; sorted by group id.
+
+        No token in them is older than max_policy_lag updates, and neither will any in later batches be.
+        """
         async with self._changed:
-            await self._changed.wait_for(self._batch_is_there)
-        expiring = self._expiring()
-        chosen = sorted(self._ready, key=lambda g: (g not in expiring, g))[: self._groups_per_step]
-        assert expiring <= set(chosen), "the admission rule bounds the number of expiring groups"
+            chosen = await self._changed.wait_for(self._next_batch)
         for group_id in chosen:
             self._ledger.move(group_id, GroupState.IN_BATCH, self._open.pop(group_id))
         return [self._ready.pop(group_id) for group_id in sorted(chosen)]
