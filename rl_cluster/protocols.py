@@ -6,6 +6,7 @@ The loop passes Refs on; only workers look inside. Every method may raise an err
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,11 +171,16 @@ class WeightPublisher(Protocol):
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One line of the table of sampled completions."""
+    """One line of the table of sampled completions. score: NaN where no scorer gave a reward."""
 
     query: str
     response: str
     score: float
+
+    @property
+    def score_text(self) -> str:
+        """For a table."""
+        return "none" if math.isnan(self.score) else f"{self.score:.3f}"
 
 
 class Observer(Protocol):

@@ -133,7 +133,10 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class Scores:
-    """A scorer's answer for one group. values: float64 [n], finite. components: name -> float64 [n]."""
+    """A scorer's answer for one group. values: float64 [n]. components: name -> float64 [n].
+
+    Finite, or NaN where the scorer said None: that sample has no such reward, which is not a reward of 0.
+    """
 
     name: str
     values: np.ndarray

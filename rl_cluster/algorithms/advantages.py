@@ -52,21 +52,30 @@ def discounted_returns(rewards_NL: np.ndarray, gamma: float) -> np.ndarray:
     return returns
 
 
-def leave_one_out(scores: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
+def leave_one_out(scores: np.ndarray, group_ids: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
     """Each score minus the mean of the *other* scores of its group (RLOO, Ahmadian et al. 2024).
 
     scores: [N], or [N, L] to do it column by column. group_ids: int [N], any order, unequal sizes allowed.
-    A group of one is refused. R − mean(others) = (R − mean(all)) · k / (k − 1).
+    A group of one is refused. R − mean(others) = (R − mean(all)) · k / (k − 1). counted: bool [N], rows that
+    have a score; the others get 0 and are in no mean, and so does a row that is alone with its score.
+    """
+    sizes = group_size(group_ids, counted).reshape(-1, *[1] * (scores.ndim - 1))
+    return group_centred(scores, group_ids, counted) * sizes / np.maximum(sizes - 1, 1)
+
+
+def group_centred(scores: np.ndarray, group_ids: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
+    """Each score minus the mean of its whole group; [N] or [N, L]. Groups of one are refused.
+
+    counted: bool [N], as for leave_one_out.
     """
     refuse_single_samples(group_ids)
-    sizes = group_size(group_ids).reshape(-1, *[1] * (scores.ndim - 1))
-    return (scores - group_mean(scores, group_ids)) * sizes / (sizes - 1)
+    centred = scores - group_mean(scores, group_ids, counted)
+    return centred if counted is None else only_counted(centred, counted)
 
 
-def group_centred(scores: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
-    """Each score minus the mean of its whole group; [N] or [N, L]. Groups of one are refused."""
-    refuse_single_samples(group_ids)
-    return scores - group_mean(scores, group_ids)
+def only_counted(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """values [N] or [N, L], 0 in the rows that are not counted (bool [N])."""
+    return np.where(counted.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
 
 
 def group_normalised(
@@ -74,20 +83,28 @@ def group_normalised(
     group_ids: np.ndarray,
     scale: Literal["group", "batch", "none"] = "group",
     epsilon: float = GROUP_EPSILON,
+    counted: np.ndarray | None = None,
 ) -> np.ndarray:
     """(score − mean of its group) / (std + epsilon), GRPO (Shao et al. 2024), [N] or [N, L].
 
     std is unbiased (n − 1) as in TRL: of the row's group, of the scores of the whole batch, or no division
     at all (Dr. GRPO, Liu et al. 2025). Of [N, L], the std is that of the first column, the whole return.
+    counted: bool [N], rows that have a score: means and deviations are over these, the others get 0.
     """
-    centred = group_centred(scores, group_ids)
+    centred = group_centred(scores, group_ids, counted)
     whole = scores if scores.ndim == 1 else scores[:, 0]
     std = {
-        "group": lambda: group_std(whole, group_ids) + epsilon,
-        "batch": lambda: np.full(len(whole), whole.std(ddof=1) + epsilon),
+        "group": lambda: group_std(whole, group_ids, counted) + epsilon,
+        "batch": lambda: np.full(len(whole), batch_std(whole, counted) + epsilon),
         "none": lambda: np.ones(len(whole)),
     }[scale]()
     return centred / std.reshape(-1, *[1] * (scores.ndim - 1))
+
+
+def batch_std(scores: np.ndarray, counted: np.ndarray | None = None) -> float:
+    """Unbiased standard deviation of the (counted) scores [N]; 0 for fewer than two counted ones."""
+    chosen = scores if counted is None else scores[counted]
+    return 0.0 if counted is not None and len(chosen) < 2 else float(chosen.std(ddof=1))
 
 
 def whiten(values: np.ndarray, mask: np.ndarray, shift_mean: bool = True) -> np.ndarray:

@@ -10,11 +10,13 @@ import torch
 
 from rl_cluster.algorithms.advantages import (
     WHITEN_EPSILON,
+    batch_std,
     discounted_returns,
     gae,
     group_centred,
     group_normalised,
     leave_one_out,
+    only_counted,
     whiten,
 )
 from rl_cluster.algorithms.grid import ActionGrid
@@ -27,7 +29,8 @@ from rl_cluster.config.algorithm import GRPO, PPO, RLOO, KLConfig, Reinforce
 class AdvantageInputs:
     """batch: N rows, T tokens; proximal_logprobs (or, where the weights have not moved, behaviour_logprobs)
     are the policy's; reference_logprobs where there is a β; values where there is a critic.
-    scores: float64 [N], shaped. kl_coef: β as the controller has it now.
+    scores: float64 [N], shaped; NaN where a row has no reward, whose advantages are then 0 and which is in no
+    baseline (and a critic's target there is what the critic says). kl_coef: β as the controller has it now.
     """
 
     batch: TokenBatch
@@ -58,11 +61,13 @@ class _HasKL(Protocol):
 @dataclass(frozen=True)
 class _Rewards:
     """token_grid: float64 [N, L], what each action earns or pays by itself. row: float64 [N], the score and
-    whatever else belongs to the whole sequence. kl, non_score_reward: as in AdvantageOutputs."""
+    whatever else belongs to the whole sequence. counted: bool [N], False where there is no score (0 in row).
+    kl, non_score_reward: as in AdvantageOutputs."""
 
     grid: ActionGrid
     token_grid: np.ndarray
     row: np.ndarray
+    counted: np.ndarray
     kl: np.ndarray | None
     non_score_reward: np.ndarray
 
@@ -70,6 +75,11 @@ class _Rewards:
     def whole(self) -> np.ndarray:
         """float64 [N]: all that the row earns."""
         return self.row + self.token_grid.sum(axis=1)
+
+    @property
+    def mask(self) -> np.ndarray:
+        """bool [N, L]: the actions of the rows that are counted."""
+        return self.grid.mask & self.counted[:, None]
 
 
 def ppo_advantages(config: PPO, inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -82,11 +92,12 @@ def ppo_advantages(config: PPO, inputs: AdvantageInputs) -> AdvantageOutputs:
     rewards = _rewards(config, inputs)
     grid, token_rewards = rewards.grid, _with_score_on_last(rewards, rewards.row)
     if config.whiten_rewards:
-        token_rewards = whiten(token_rewards, grid.mask, shift_mean=False)
-    advantages, returns = gae(token_rewards, grid.pad(inputs.batch.values), config.gamma, config.lam)
+        token_rewards = whiten(token_rewards, rewards.mask, shift_mean=False)
+    values = grid.pad(inputs.batch.values)
+    advantages, returns = gae(token_rewards, values, config.gamma, config.lam)
     if config.whiten_advantages:
-        advantages = whiten(advantages, grid.mask)
-    return _outputs(rewards, advantages, returns)
+        advantages = whiten(advantages, rewards.mask)
+    return _outputs(rewards, advantages, np.where(rewards.counted[:, None], returns, values))
 
 
 def rloo_advantages(config: RLOO, inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -100,8 +111,8 @@ def rloo_advantages(config: RLOO, inputs: AdvantageInputs) -> AdvantageOutputs:
     to_go, mask = _rewards_to_go(config, rewards)
     if config.whiten_rewards:
         # Leave-one-out takes any shift away again, so only the scale of whitening is left to do.
-        to_go = to_go / np.sqrt(rewards.whole.var(ddof=1) + WHITEN_EPSILON)
-    advantages = leave_one_out(to_go, inputs.batch.group_ids)
+        to_go = to_go / np.sqrt(batch_std(rewards.whole, rewards.counted) ** 2 + WHITEN_EPSILON)
+    advantages = leave_one_out(to_go, inputs.batch.group_ids, rewards.counted)
     if config.normalize_advantage:
         advantages = whiten(advantages, mask)
     return _outputs(rewards, advantages)
@@ -111,10 +122,11 @@ def grpo_advantages(config: GRPO, inputs: AdvantageInputs) -> AdvantageOutputs:
     """(Reward to go − group's mean from the same position) / std of the whole rewards, by `scale`."""
     rewards = _rewards(config, inputs)
     to_go, _ = _rewards_to_go(config, rewards)
-    return _outputs(rewards, group_normalised(to_go, inputs.batch.group_ids, config.scale))
+    advantages = group_normalised(to_go, inputs.batch.group_ids, config.scale, counted=rewards.counted)
+    return _outputs(rewards, advantages)
 
 
-BASELINES = {"none": lambda scores, _group_ids: scores, "group_mean": group_centred}
+BASELINES = {"none": lambda scores, _group_ids, _counted: scores, "group_mean": group_centred}
 
 
 def reinforce_advantages(config: Reinforce, inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -123,11 +135,11 @@ def reinforce_advantages(config: Reinforce, inputs: AdvantageInputs) -> Advantag
     baseline group_mean subtracts the mean of the group from each score first (REINFORCE++-baseline).
     """
     rewards = _rewards(config, inputs)
-    above_baseline = BASELINES[config.baseline](rewards.row, inputs.batch.group_ids)
+    above_baseline = BASELINES[config.baseline](rewards.row, inputs.batch.group_ids, rewards.counted)
     token_rewards = _with_score_on_last(rewards, above_baseline)
     advantages = discounted_returns(token_rewards, config.gamma)
     if config.whiten_advantages:
-        advantages = whiten(advantages, rewards.grid.mask)
+        advantages = whiten(advantages, rewards.mask)
     return _outputs(rewards, advantages)
 
 
@@ -135,7 +147,8 @@ def _rewards(config: _HasKL, inputs: AdvantageInputs) -> _Rewards:
     """Scores and the divergence, the latter where `kl.place` says."""
     batch = inputs.batch
     assert inputs.scores.shape == (batch.num_rows,)
-    assert np.isfinite(inputs.scores).all(), "a score is NaN or infinite"
+    counted = ~np.isnan(inputs.scores)
+    assert np.isfinite(inputs.scores[counted]).all(), "a score is infinite"
     grid = ActionGrid.of(batch.action_mask, batch.lengths)
     kl_NL = grid.pad(_kl_of_tokens(config.kl, batch))
     kl = kl_NL.sum(axis=1)
@@ -145,9 +158,9 @@ def _rewards(config: _HasKL, inputs: AdvantageInputs) -> _Rewards:
         "reward_sequence": (np.zeros_like(penalty_NL), penalty),
         "loss": (np.zeros_like(penalty_NL), np.zeros_like(penalty)),
     }[config.kl.place]
-    scores = inputs.scores.astype(np.float64)
+    scores = np.where(counted, inputs.scores, 0.0).astype(np.float64)
     known_kl = None if batch.reference_logprobs is None else kl
-    return _Rewards(grid, token_NL, scores + of_row, known_kl, token_NL.sum(axis=1) + of_row)
+    return _Rewards(grid, token_NL, scores + of_row, counted, known_kl, token_NL.sum(axis=1) + of_row)
 
 
 def _kl_of_tokens(kl: KLConfig, batch: TokenBatch) -> np.ndarray:
@@ -174,13 +187,13 @@ def _rewards_to_go(config: _HasKL, rewards: _Rewards) -> tuple[np.ndarray, np.nd
     """
     row = rewards.row[:, None]
     if config.kl.place != "reward_token":
-        return row, np.ones(row.shape, dtype=bool)
-    return row + discounted_returns(rewards.token_grid, 1.0), rewards.grid.mask
+        return row, rewards.counted[:, None]
+    return row + discounted_returns(rewards.token_grid, 1.0), rewards.mask
 
 
 def _outputs(
     rewards: _Rewards, advantages_NL: np.ndarray, returns_NL: np.ndarray | None = None
 ) -> AdvantageOutputs:
     returns = None if returns_NL is None else rewards.grid.flatten(returns_NL)
-    advantages = rewards.grid.flatten(advantages_NL)
+    advantages = rewards.grid.flatten(only_counted(advantages_NL, rewards.counted))
     return AdvantageOutputs(advantages, returns, rewards.kl, rewards.non_score_reward)

@@ -10,8 +10,13 @@ from rl_cluster.errors import BadInputError
 def has_signal(scores: np.ndarray, tolerance: float = 1e-9) -> bool:
     """False where the scores [n] of a group are all equal: no advantage (DAPO drops such groups).
 
+    A NaN is a sample without a reward; a group with fewer than two rewards has no signal either.
+
     tolerance: relative to the largest magnitude, at least absolute; it forgives rounding in weighted sums.
     """
+    scores = scores[~np.isnan(scores)]
+    if len(scores) < 2:
+        return False
     scale = max(1.0, float(np.abs(scores).max()))
     return bool(np.ptp(scores) > tolerance * scale)
 

@@ -17,7 +17,11 @@ class _Scorer(Config):
 
 
 class FunctionScorer(_Scorer):
-    """`f(prompts, responses, metadata) -> list[float | dict[str, float]]`, sync or async."""
+    """`f(prompts, responses, metadata) -> list[float | None | dict[str, float | None]]`, sync or async.
+
+    None: this sample has no reward of this scorer. It is in no mean and no baseline, and with no reward of
+    any scorer its advantage is 0.
+    """
 
     kind: Literal["function"] = "function"
     function: str

@@ -50,15 +50,17 @@ class Evaluator:
         answers = await asyncio.gather(*(self._one(task) for task in self._tasks))
         scores = np.stack([values for values, _ in answers])
         lengths = np.concatenate([counts for _, counts in answers])
-        correct = (scores >= self._config.success_threshold).sum(axis=1)
-        samples = self._config.samples_per_prompt
+        known = ~np.isnan(scores)
+        if not known.any():
+            raise ScorerError("rewards", "no scorer gave any sample of the evaluation a reward (all None)")
+        correct = scores >= self._config.success_threshold
         metrics: dict[str, float | None] = {
-            "eval/score_mean": float(scores.mean()),
-            "eval/accuracy": float((scores >= self._config.success_threshold).mean()),
+            "eval/score_mean": float(scores[known].mean()),
+            "eval/accuracy": float(correct[known].mean()),
             "eval/mean_length": float(lengths.mean()),
         }
         for k in self._config.pass_at:
-            metrics[f"eval/pass@{k}"] = float(np.mean([pass_at_k(samples, int(c), k) for c in correct]))
+            metrics[f"eval/pass@{k}"] = _mean_pass_at(k, known.sum(axis=1), correct.sum(axis=1))
         return EvalResult(metrics)
 
     async def _one(self, task: GroupTask) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +72,14 @@ class Evaluator:
         scores = await self._scoring.score(group)
         if isinstance(scores, ScoreFailure):
             raise _no_holes(scores)
+        self._scoring.warn_of_missing(task.prompt.prompt_id, scores)
         return self._scoring.weighted_sum(scores), np.array(summary.action_counts)
+
+
+def _mean_pass_at(k: int, known: np.ndarray, correct: np.ndarray) -> float | None:
+    """Over the prompts with at least k samples that have a reward; known, correct: samples per prompt."""
+    values = [pass_at_k(int(n), int(c), k) for n, c in zip(known, correct, strict=True) if n >= k]
+    return float(np.mean(values)) if values else None
 
 
 def _no_holes(failure: ScoreFailure) -> ScorerError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,6 +19,9 @@ from rl_cluster.rewards.failures import FailurePolicy, FailureWindow, first_fail
 from rl_cluster.rewards.shaping import weighted_sum
 from rl_cluster.trajectory import GroupTask, ScoreFailure, Scores
 
+MAX_WARNINGS = 3
+"""Samples without any reward are warned of so many times; afterwards the metric counts them."""
+
 
 class Scoring:
     """All scorers on one group, with retries; dropped groups are counted, and too many stop the run."""
@@ -27,6 +31,7 @@ class Scoring:
         self.weights = {scorer.name: scorer.weight for scorer in self.scorers}
         self.failures = FailureWindow(policy)
         self.policy = policy
+        self._warnings_left = MAX_WARNINGS
 
     async def score(self, group: Ref) -> tuple[Scores, ...] | ScoreFailure:
         """One Scores per scorer, or the failure that remained after the last attempt."""
@@ -43,8 +48,22 @@ class Scoring:
         raise AssertionError("unreachable")
 
     def weighted_sum(self, scores: Sequence[Scores]) -> np.ndarray:
-        """float64 [n]: sum over scorers of weight × value."""
+        """float64 [n]: sum over scorers of weight × value, NaN where no scorer has a reward."""
         return weighted_sum({s.name: s.values for s in scores}, self.weights)
+
+    def warn_of_missing(self, prompt_id: str, scores: Sequence[Scores]) -> None:
+        """Samples that every scorer answered None for, as TRL's trainers do."""
+        missing = np.flatnonzero(np.isnan(self.weighted_sum(scores)))
+        if not len(missing) or not self._warnings_left:
+            return
+        self._warnings_left -= 1
+        warnings.warn(
+            f"All reward functions returned None for {len(missing)} of the {len(scores[0].values)} samples "
+            f"of {prompt_id}, the first: sample {missing[0]} ({', '.join(s.name for s in scores)}). They are "
+            "in no baseline and no mean, and their advantage is 0. Make sure that at least one reward "
+            "function answers for each sample.",
+            stacklevel=2,
+        )
 
 
 class Producer:
@@ -114,6 +133,7 @@ class Producer:
                     task.group_id, f"scorer {scores.name} {scores.kind}: {scores.message}"
                 )
                 return
+            self._scoring.warn_of_missing(summary.prompt_id, scores)
             if self._dynamic_sampling and not has_signal(self._scoring.weighted_sum(scores)):
                 await self._buffer.drop(task.group_id, "no signal: all scores of the group are equal")
                 return

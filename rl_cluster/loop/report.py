@@ -55,11 +55,12 @@ def _objective(shaped: ShapedScores, result: StepResult, kl_coef: float) -> Metr
         "objective/kl": None if stats.kl is None else _mean_of_rows(result, stats.kl, "kl_sum"),
         "objective/entropy": _mean_of_rows(result, stats.entropy, "nll_sum"),
         "objective/non_score_reward": float(stats.non_score_reward.mean()),
-        "objective/rlhf_reward": float((shaped.scores + stats.non_score_reward).mean()),
-        "objective/scores": float(shaped.raw.mean()),
-        "objective/scores_std": float(shaped.raw.std()),
+        "objective/rlhf_reward": mean_of_known(shaped.scores + stats.non_score_reward),
+        "objective/scores": mean_of_known(shaped.raw),
+        "objective/scores_std": std_of_known(shaped.raw),
         "objective/kl_coef": kl_coef,
-        **{f"shaping/{part}": float(values.mean()) for part, values in shaped.parts.items()},
+        **{f"shaping/{part}": mean_of_known(values) for part, values in shaped.parts.items()},
+        "completions/without_reward_fraction": float(np.isnan(shaped.raw).mean()),
     }
 
 
@@ -68,6 +69,18 @@ def _mean_of_rows(result: StepResult, of_stats: np.ndarray, counted: str) -> flo
     if result.stats_are_behaviours and rows and counted in result.sums:
         return result.sums[counted] / rows
     return float(of_stats.mean())
+
+
+def mean_of_known(values: np.ndarray) -> float | None:
+    """Of the values that are not NaN (samples without a reward); None where there is none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def std_of_known(values: np.ndarray) -> float | None:
+    """As mean_of_known, the standard deviation (n)."""
+    known = values[~np.isnan(values)]
+    return float(known.std()) if len(known) else None
 
 
 def _losses(result: StepResult) -> Metrics:
@@ -145,7 +158,7 @@ def _components(groups: Sequence[ReadyGroup]) -> Metrics:
             columns.setdefault(f"rewards/{scores.name}", []).append(scores.values)
             for name, values in scores.components.items():
                 columns.setdefault(f"rewards/{scores.name}/{name}", []).append(values)
-    return {name: float(np.concatenate(values).mean()) for name, values in columns.items()}
+    return {name: mean_of_known(np.concatenate(values)) for name, values in columns.items()}
 
 
 def _performance(groups: Sequence[ReadyGroup], clock: StepClock, publish: PublishReport) -> Metrics:

@@ -15,7 +15,7 @@ from rl_cluster.trajectory import TrajectoryGroup
 def write_trajectories(
     path: str, scores: np.ndarray, batch: TokenBatch, *groups: TrajectoryGroup
 ) -> tuple[int, None]:
-    """One row per sample; returns their number. scores: float64 [N], shaped. Complete or absent.
+    """One row per sample; returns their number. scores: float64 [N], shaped, NaN: none. Complete or absent.
 
     Raises CheckpointError on a full disk.
     """
@@ -32,7 +32,7 @@ def write_trajectories(
         "prompt": [group.prompt.text for group, _, _ in samples],
         "response": [t.response_text for _, _, t in samples],
         "finish_reason": [t.finish_reason for _, _, t in samples],
-        "score": [float(score) for score in scores],
+        "score": [None if np.isnan(score) else float(score) for score in scores],
         "tokens": [t.tokens for _, _, t in samples],
         "action_mask": [t.action_mask for _, _, t in samples],
         "policy_versions": [t.policy_versions for _, _, t in samples],

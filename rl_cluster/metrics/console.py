@@ -51,7 +51,7 @@ def sample_table(step: int, rows: Sequence[SampleRow]) -> Table:
     table.add_column("model response", overflow="fold")
     table.add_column("score", justify="right")
     for row in rows:
-        table.add_row(Text(row.query), Text(row.response), f"{row.score:.3f}")
+        table.add_row(Text(row.query), Text(row.response), row.score_text)
     return table
 
 

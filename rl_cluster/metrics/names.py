@@ -53,7 +53,12 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("completions/mean_length", "tokens", "drawn tokens per response"),
     Metric("completions/max_length", "tokens", "drawn tokens of the longest response"),
     Metric("completions/truncated_fraction", "", "share of responses cut off at rollout.max_new_tokens"),
-    Metric("rewards/NAME", "", "the scorer's mean value over the batch, before its weight"),
+    Metric(
+        "completions/without_reward_fraction",
+        "",
+        "share of responses that no scorer gave a reward (None): in no mean, advantage 0",
+    ),
+    Metric("rewards/NAME", "", "the scorer's mean value over the batch's rewards, before its weight"),
     Metric("rewards/NAME/PART", "", "a component that the scorer returned in a dict"),
     Metric("eval/score_mean", "", "score on the held-out prompts, before shaping"),
     Metric(

@@ -123,7 +123,7 @@ class TensorBoard:
         from tensorboard.compat.proto.types_pb2 import DT_STRING
 
         head = "| query | model response | score |\n|---|---|---|\n"
-        body = "\n".join(f"| {_cell(r.query)} | {_cell(r.response)} | {r.score:.3f} |" for r in rows)
+        body = "\n".join(f"| {_cell(r.query)} | {_cell(r.response)} | {r.score_text} |" for r in rows)
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
         tensor = TensorProto(dtype=DT_STRING, string_val=[(head + body).encode()], tensor_shape=shape)
         text = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))

@@ -17,8 +17,17 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from rl_cluster.protocols import Ref
-from rl_cluster.rewards.calling import Outcome, call, failure_of, gather_arguments, read_answer, resolve
+from rl_cluster.rewards.calling import (
+    Outcome,
+    call,
+    failure_of,
+    gather_arguments,
+    is_the_functions_own,
+    read_answer,
+    resolve,
+)
 from rl_cluster.rewards.loading import ScoreFunction
+from rl_cluster.rewards.safe_text import error_text
 from rl_cluster.trajectory import ScoreFailure
 
 IDLE_SECONDS = 1.0
@@ -50,11 +59,14 @@ class LocalScorer:
         try:
             async with deadline:
                 answer = await self._answer(arguments)
-        except Exception as error:  # noqa: BLE001 — the user's code may raise anything
+        except BaseException as error:
             if deadline.expired():
                 return ScoreFailure(self.name, "timeout", f"no answer within {self._timeout_seconds:g} s")
+            if not is_the_functions_own(error):
+                raise
             return failure_of(self.name, error)
-        return read_answer(self.name, answer, arguments.sizes, time.perf_counter() - start)[0]
+        seconds = time.perf_counter() - start
+        return read_answer(self.name, answer, arguments.sizes, seconds, none_is_missing=True)[0]
 
     async def _answer(self, arguments: Any) -> Any:
         if inspect.iscoroutinefunction(self._function):
@@ -82,7 +94,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
         except BaseException as error:  # noqa: BLE001 — whatever it is, the caller must hear of it
             # A future refuses StopIteration, and SystemExit would end the event loop.
             kept = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            outcome = (None, error if kept else RuntimeError(f"{type(error).__name__}: {error}"))
+            outcome = (None, error if kept else RuntimeError(error_text(error)))
         if loop.is_closed():
             _drop(outcome[0])
         else:

@@ -25,7 +25,8 @@ class RunningMoments:
     squared_deviations: float = 0.0
 
     def update(self, values: np.ndarray) -> RunningMoments:
-        """With the values [n] added; n may be 0."""
+        """With the values [n] added, those that are NaN (no reward) aside; n may be 0."""
+        values = values[~np.isnan(values)]
         if len(values) == 0:
             return self
         count = self.count + len(values)
@@ -55,7 +56,8 @@ class RunningMoments:
 
 @dataclass(frozen=True)
 class ShapedScores:
-    """scores: float64 [N], for the advantages. raw: float64 [N], the weighted sum before shaping.
+    """scores: float64 [N], for the advantages. raw: float64 [N], the weighted sum before shaping. Both are
+    NaN where a sample has no reward at all.
 
     parts: what each part that is in use added, float64 [N] each; raw plus all parts is scores.
     moments: the running moments after this batch.
@@ -68,8 +70,13 @@ class ShapedScores:
 
 
 def weighted_sum(values: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
-    """float64 [N]: Σ weight × value over the scorers, each [N]."""
-    return np.sum([weights[name] * np.asarray(values[name], dtype=np.float64) for name in values], axis=0)
+    """float64 [N]: Σ weight × value over the scorers, each [N], those that are NaN (no reward) left out.
+
+    NaN where no scorer with a weight has a reward: a scorer of weight 0 only watches.
+    """
+    names = [name for name in values if weights[name]] or list(values)
+    rows = np.array([weights[name] * np.asarray(values[name], dtype=np.float64) for name in names])
+    return np.where(np.isnan(rows).all(axis=0), np.nan, np.nansum(rows, axis=0))
 
 
 def missing_eos_penalty(ended_with_eos: np.ndarray, penalty: float) -> np.ndarray:

@@ -19,9 +19,6 @@ from rl_cluster.trainers.rewards_given import (
     reward_source,
 )
 
-NOT_COUNTED = 0.0
-"""A reward of None is left out of the sum, as in TRL."""
-
 
 class ColumnCall:
     """Calls one of the user's functions with what it takes. state: TrainerState, once there is one.
@@ -128,7 +125,6 @@ def _source(
         return RewardSource(made.name, weight, made.path, made.module, own, made.scorer)
     call = ColumnCall(reward, chats, columns)
     calls.append(call)
-    scorer = CheckedScorer(
-        RewardCall(call, "batch", metadata="position"), name_of(reward), missing=NOT_COUNTED
-    )
+    checked = RewardCall(call, "batch", metadata="position")
+    scorer = CheckedScorer(checked, name_of(reward), none_is_missing=True)
     return RewardSource(name_of(reward), weight, scorer=scorer)

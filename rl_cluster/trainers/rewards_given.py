@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, SupportsFloat
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.rewards.answers import LARGEST_SCORE
+from rl_cluster.rewards.safe_text import repr_text
 from rl_cluster.trainers.reward_signatures import RewardCall, RewardScorer, reward_call
 
 TIMEOUT_SECONDS = 3600.0
@@ -25,24 +27,25 @@ class CheckedScorer:
         call: RewardCall,
         field: str,
         plain: Mapping[str, str] | None = None,
-        missing: float | None = None,
+        none_is_missing: bool = False,
     ) -> None:
-        """plain: prompt's text -> what the function is to see in its place. missing: what None counts as."""
+        """plain: prompt's text -> what the function is to see in its place. none_is_missing: None is kept,
+        and is no reward; else it is refused."""
         self._scorer = RewardScorer(call)
         self._field = field
         self._plain = plain or {}
-        self._missing = missing
+        self._none_is_missing = none_is_missing
         self.problem: BadInputError | None = None
 
     async def score(
         self, prompts: list[str], responses: list[str], metadata: list[dict[str, Any]]
-    ) -> list[float]:
+    ) -> list[float | None]:
         shown = [self._plain.get(prompt, prompt) for prompt in prompts]
         try:
             answers = await self._scorer(shown, responses, metadata)
-            rewards = [self._missing if answer is None else answer for answer in answers]
             return [
-                _finite(reward, self._field, text) for reward, text in zip(rewards, responses, strict=True)
+                None if reward is None and self._none_is_missing else _finite(reward, self._field, text)
+                for reward, text in zip(answers, responses, strict=True)
             ]
         except BadInputError as error:
             self.problem = self.problem or error
@@ -52,11 +55,12 @@ class CheckedScorer:
 def _finite(reward: Any, field: str, text: str) -> float:
     try:
         value = float(reward) if isinstance(reward, SupportsFloat) else math.nan
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # noqa: BLE001 — an object of the user's own may raise anything
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST_SCORE:
         raise BadInputError(
-            f"{field} returned {reward!r:.60} for the completion {text!r:.60}: a finite number is needed."
+            f"{field} returned {repr_text(reward, 60)} for the completion {text!r:.60}: a finite number of "
+            f"float32 (up to {LARGEST_SCORE:.3g}) is needed."
         )
     return value
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from peft import LoraConfig
@@ -49,8 +51,8 @@ def test_two_rewards_are_called_with_columns_and_weighed_and_the_model_has_the_t
         seen.append({"prompts": prompts, "answer": answer, "state": kwargs["trainer_state"]})
         return [float(c == a) for c, a in zip(completions, answer, strict=True)]
 
-    async def short(completions: list[str]) -> list[float | None]:
-        return [None if len(c) > 1 else 1.0 for c in completions]
+    async def short(completions: list[str]) -> list[float]:
+        return [float(len(c) <= 1) for c in completions]
 
     args = arguments(
         tmp_path, num_iterations=2, reward_weights=[1.0, 0.5], loss_type="sapo", log_completions=True
@@ -115,6 +117,36 @@ def test_rewards_that_are_none_are_the_users_bad_input(tmp_path: Path, answer: A
     with pytest.raises(BadInputError, match=message):
         trainer.train()
     trainer.close()
+
+
+def test_a_reward_of_none_is_in_no_sum_no_mean_and_no_baseline(tmp_path: Path) -> None:
+    """The first of each four completions has no reward of either function, the second only of the second."""
+    model, tokenizer = tiny_model()
+
+    def first(completions: list[str], **_: Any) -> list[float | None]:
+        return [(None, None, 1.0, 3.0)[i % 4] for i in range(len(completions))]
+
+    def second(completions: list[str], **_: Any) -> list[float | None]:
+        return [(None, 8.0, None, 4.0)[i % 4] for i in range(len(completions))]
+
+    args = arguments(tmp_path, max_steps=1, reward_weights=[1.0, 0.5], beta=0.0)
+    args.settings["log.trajectories"] = True
+    with GRPOTrainer(model, [first, second], args, ROWS, processing_class=tokenizer) as trainer:
+        with pytest.warns(UserWarning, match="All reward functions returned None for 1 of the 4 samples"):
+            trainer.train()
+        logs = [row for row in trainer.state.log_history if "objective/scores" in row][-1]
+    assert logs["rewards/first"] == 2.0
+    assert logs["rewards/second"] == 6.0
+    assert logs["objective/scores"] == pytest.approx((4.0 + 1.0 + 5.0) / 3)
+    assert logs["completions/without_reward_fraction"] == 0.25
+    (rows,) = (tmp_path / "run" / "trajectories").glob("*.parquet")
+    table = pyarrow.parquet.read_table(rows).to_pydict()
+    assert table["score"][:4] == [None, 4.0, 1.0, 5.0]
+    std = np.std([4.0, 1.0, 5.0], ddof=1) + 1e-4
+    expected = [0.0, *((np.array([4.0, 1.0, 5.0]) - 10 / 3) / std)]
+    drawn = [np.array(a)[np.array(m)] for a, m in zip(table["advantages"], table["action_mask"], strict=True)]
+    for row, value in zip(drawn[:4], expected, strict=True):
+        assert row == pytest.approx(np.full(len(row), value), rel=1e-5)
 
 
 def fine(completions: list[str], **_: Any) -> list[float]:
