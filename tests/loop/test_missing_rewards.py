@@ -61,7 +61,10 @@ def test_groups_without_any_reward_are_trained_with_advantage_0_or_dropped(tmp_p
 
 
 def test_an_evaluation_without_any_reward_is_an_error(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=WARNED), pytest.raises(ScorerError, match="no scorer gave any sample"):
+    with (
+        pytest.warns(UserWarning, match=WARNED),
+        pytest.raises(ScorerError, match="no scorer gave any sample"),
+    ):
         Rig(make_config(), tmp_path, scorer=LocalScorer("ones", nothing)).run()
 
 
