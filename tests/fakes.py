@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,30 @@ class CountingScorer:
         return self._answers(group.group_id) or Scores(self.name, np.array(values))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """One forward_backward as the learner was asked for it: the step object, the rows, the whole batch."""
+
+    step: Any
+    rows: tuple[int, ...]
+    layout: BatchLayout
+    batch: TokenBatch
+
+
 class FakeLearner:
-    """Plain policy gradient on the one weight; records what it was asked."""
+    """Plain policy gradient on the one weight; records what it was asked.
+
+    calls: the verbs in order. asked: every forward_backward. optim_params: what each optim_step was given.
+    value: what its forward pass says of every state.
+    """
 
     def __init__(self, learning_rate: float = 0.5) -> None:
         self.weight = 0.0
         self.calls: list[str] = []
         self.trained_groups: list[int] = []
+        self.asked: list[Asked] = []
+        self.optim_params: list[OptimParams | None] = []
+        self.value = 0.0
         self._gradient = 0.0
         self._learning_rate = learning_rate
         self._step = 0
@@ -110,12 +128,14 @@ class FakeLearner:
         weight = 0.0 if reference else self.weight
         one, zero = logprob_of_one(weight), logprob_of_one(-weight)
         logprobs = np.where(batch.action_mask, np.where(batch.tokens == 1, one, zero), 0.0).astype(np.float32)
-        return ForwardOutput(logprobs, -logprobs, np.zeros_like(logprobs))
+        values = np.where(batch.action_mask, self.value, 0.0).astype(np.float32)
+        return ForwardOutput(logprobs, -logprobs, values)
 
     async def forward_backward(
         self, batch: TokenBatch, layout: BatchLayout, rows: Sequence[int], loss: Any
     ) -> dict[str, float]:
         self.calls.append("forward_backward")
+        self.asked.append(Asked(loss, tuple(rows), layout, batch))
         await asyncio.sleep(0)
         chosen = batch.select(rows)
         assert chosen.advantages is not None
@@ -126,6 +146,7 @@ class FakeLearner:
 
     async def optim_step(self, params: OptimParams | None = None) -> OptimResult:
         self.calls.append("optim_step")
+        self.optim_params.append(params)
         self.weight += self._learning_rate * self._gradient
         norm, self._gradient = abs(self._gradient), 0.0
         self._step += 1

@@ -51,8 +51,11 @@ class Rig:
         self.workers = options.get("workers") or [FakeRolloutWorker()]
         self.scorer = options.get("scorer") or CountingScorer()
         self.learner = options.get("learner") or FakeLearner()
+        self.critic = options.get("critic")
         self.observer = RecordingObserver()
-        reference = FakeReference() if config.algorithm.kl.coef > 0 else None
+        reference = None
+        if config.algorithm.kl.coef > 0 and not options.get("learner_is_reference"):
+            reference = FakeReference()
         pool = RolloutPool(self.workers, 60.0)
         scoring = Scoring([self.scorer], FailurePolicy.from_config(config.rewards))
         prompts = make_prompts(7)
@@ -60,7 +63,13 @@ class Rig:
         self.loop = TrainingLoop(
             config,
             Workers(
-                pool, scoring, self.learner, FakePublisher(self.learner, self.workers), reference=reference
+                pool,
+                scoring,
+                self.learner,
+                FakePublisher(self.learner, self.workers),
+                critic=self.critic,
+                reference=reference,
+                learner_is_reference=options.get("learner_is_reference", False),
             ),
             PromptStream(prompts, seed=0),
             evaluator,
