@@ -21,8 +21,9 @@ from rl_cluster.config.machine import find_machine
 from rl_cluster.config.plan import make_plan
 from rl_cluster.config.run import RunConfig, ScratchModel
 from rl_cluster.data.load import load_prompts
+from rl_cluster.loop.state import LoopState
 from rl_cluster.modeling.scratch import save_scratch_model
-from rl_cluster.run_folder import create_run_folder
+from rl_cluster.run_folder import RunFolder, create_run_folder
 from tests.assembly.local_runs import Quiet
 
 SCRATCH = ScratchModel(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=32)
@@ -96,13 +97,26 @@ class Recorded:
     rows: dict[int, dict[str, float | None]] = field(default_factory=dict)
 
 
-def record_run(folder: Path, changes: dict[str, Any]) -> Recorded:
+def record_run(folder: Path, changes: dict[str, Any], stop_after: int | None = None) -> Recorded:
     """Train BASE with `changes`. A policy lag is allowed here, although the local backend's own check
-    refuses it: groups are drawn ahead of the update, by weights that have moved when they are trained."""
+    refuses it: groups are drawn ahead of the update, by weights that have moved when they are trained.
+
+    stop_after: write a checkpoint after so many steps, end all workers, and go on with new ones.
+    """
     model, reference = decided_model(folder / "model", 1), decided_model(folder / "reference", 2)
     paths = {"path": str(model), "reference_path": str(reference)}
     values = merged(merged(BASE, changes), {"run": {"dir": str(folder / "run")}, "model": paths})
-    return asyncio.run(_train(parse_config(values), model, reference))
+    config = parse_config(values)
+    recorded = Recorded(config, model, reference)
+    target = create_run_folder(config)
+    checkpoint = None
+    if stop_after is not None:
+        checkpoint = asyncio.run(_train(recorded, target, stop_after, None))
+    asyncio.run(_train(recorded, target, config.run.steps, checkpoint))
+    for step in range(1, config.run.steps + 1):
+        table = pyarrow.parquet.read_table(target.path / "trajectories" / f"step-{step}.parquet")
+        recorded.steps.append([_sample(row) for row in table.to_pylist()])
+    return recorded
 
 
 def decided_model(folder: Path, seed: int) -> Path:
@@ -118,28 +132,31 @@ def decided_model(folder: Path, seed: int) -> Path:
     return folder
 
 
-async def _train(config: RunConfig, model: Path, reference: Path) -> Recorded:
+async def _train(recorded: Recorded, target: RunFolder, last_step: int, checkpoint: Path | None) -> Path:
+    """Up to last_step, with new workers; returns a checkpoint of the end."""
+    config, model = recorded.config, recorded.start_folder
     plan = make_plan(config, find_machine(config.cluster))
-    target = create_run_folder(config)
     tokenizer = load_tokenizer(str(model), False)
     prompts = load_prompts(config.data, tokenizer)
     quiet = Quiet()
     run = await open_run(config, plan, target, str(model), tokenizer, prompts.train, quiet)  # type: ignore[arg-type]
-    recorded = Recorded(config, model, reference, rows=quiet.rows)
     try:
-        for name, learner in _learners(run).items():
-            (start,) = await learner.apply(_parameters)
-            recorded.value_heads[name] = _value_head(start)
+        state = None
+        if checkpoint is None:
+            for name, learner in _learners(run).items():
+                (start,) = await learner.apply(_parameters)
+                recorded.value_heads[name] = _value_head(start)
+        else:
+            state = LoopState.read(checkpoint)
+            await run.cluster.load(checkpoint)
         _watch_updates(run, recorded)
-        await run.train(prompts, config.run.steps)
+        await run.train(prompts, last_step, state)
         for name, learner in _learners(run).items():
             (recorded.final[name],) = await learner.apply(_parameters)
+        recorded.rows |= quiet.rows
+        return await run.save()
     finally:
         await run.close()
-    for step in range(1, config.run.steps + 1):
-        table = pyarrow.parquet.read_table(target.path / "trajectories" / f"step-{step}.parquet")
-        recorded.steps.append([_sample(row) for row in table.to_pylist()])
-    return recorded
 
 
 def _learners(run: OpenRun) -> dict[str, Any]:

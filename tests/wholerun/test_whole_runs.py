@@ -103,6 +103,14 @@ def test_plain_pytorch_makes_the_same_final_weights(name: str, tmp_path: Path) -
     assert_the_run_was_worth_computing(run)
 
 
+@pytest.mark.parametrize("name", ["grpo, adaptive KL in the loss", "ppo, separate critic, adaptive KL"])
+def test_a_resumed_run_goes_on_with_schedule_moments_and_coefficient(name: str, tmp_path: Path) -> None:
+    """The plain computation knows nothing of the interruption."""
+    run = record_run(tmp_path, CASES[name], stop_after=1)
+    assert_recomputed(run, recompute(run))
+    assert len(run.steps) == len(run.updates) == 3
+
+
 def assert_recomputed(run: Recorded, plain: Recomputed) -> None:
     assert difference(run.final["policy"], plain.policy, {"lm.": "lm.", "value_head.": "head."}) < TOLERANCE
     if plain.critic is not None:
