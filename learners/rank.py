@@ -136,7 +136,7 @@ class LearnerRank:
             if len(micro.places) > 0:
                 result = compute_loss(step, micro.loss_inputs(batch, row_weights, output))
                 loss = loss + result.loss
-                add_metrics(totals, result.metrics)
+                add_metrics(totals, result.metrics | result.weighted)
             self.engine.backward(loss)
             self._pending_backwards += 1
         return totals

@@ -39,7 +39,10 @@ class LossInputs:
 class LossResult:
     """loss: scalar with gradient. metrics: plain sums (`…_sum`, with `tokens_sum` and `rows_sum` as
     denominators) and extremes (`…_max`) over the micro-batch, to be added up over micro-batches and ranks.
-    `loss_sum` is the loss itself: added up over an optimizer step it is the step's objective."""
+    `loss_sum` is the loss itself: added up over an optimizer step it is the step's objective.
+    weighted: sums of weight · x over the same tokens (`…_weighted`), and `weight_total`, the sum of the
+    weights. What the objective says of x is their quotient; of a loss, the weighted sum itself."""
 
     loss: torch.Tensor
     metrics: dict[str, float] = field(default_factory=dict)
+    weighted: dict[str, float] = field(default_factory=dict)

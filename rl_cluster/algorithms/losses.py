@@ -28,6 +28,11 @@ def row_sum(values: torch.Tensor, row: torch.Tensor, num_rows: int) -> torch.Ten
     return total.index_add(0, row, values.double())[row].to(values.dtype)
 
 
+def row_mean(values: torch.Tensor, row: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """[A]: at every token the mean over its row."""
+    return row_sum(values, row, num_rows) / row_size(row, num_rows)
+
+
 def row_size(row: torch.Tensor, num_rows: int) -> torch.Tensor:
     """float32 [A]: at every token the number of tokens in its row."""
     return torch.bincount(row, minlength=num_rows)[row].to(torch.float32)
@@ -44,7 +49,7 @@ def _sequence_level(d: torch.Tensor, row: torch.Tensor, num_rows: int) -> tuple[
 def _sequence_mean_level(
     d: torch.Tensor, row: torch.Tensor, num_rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return row_sum(d, row, num_rows) / row_size(row, num_rows), torch.ones_like(d)
+    return row_mean(d, row, num_rows), torch.ones_like(d)
 
 
 RATIO_LEVELS: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
@@ -78,14 +83,14 @@ def clip_loss(ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: f
 
 
 def cispo_loss(
-    ratio: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, low: float, high: float
+    ratio: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, greatest: float
 ) -> Surrogate:
-    """−sg(clip(ratio, 1 − low, 1 + high)) A log π; MiniMax-M1 2025. Every token keeps a gradient.
+    """−sg(min(ratio, greatest)) A log π; MiniMax-M1 2025, as TRL. Every token keeps a gradient.
 
     log_prob: log π times the share of the ratio's level (see policy_ratio).
     """
     ratio = ratio.detach()
-    held = ratio.clamp(1.0 - low, 1.0 + high)
+    held = ratio.clamp(max=greatest)
     return Surrogate(-held * advantages * log_prob, held != ratio)
 
 
@@ -107,11 +112,20 @@ def reinforce_loss(log_prob: torch.Tensor, advantages: torch.Tensor) -> Surrogat
 
 
 def importance_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(π_prox / π_behav, cap) at each token, without gradient.
+    """min(π_prox / π_behav, cap) at each token, without gradient; 1 where the behaviour is unknown (NaN).
 
     Decoupled objective: Hilton et al. 2022; AReaL 2025. Truncation: Espeholt et al. 2018.
     """
-    return safe_exp(log_ratio(proximal, behaviour)).clamp(max=cap).detach()
+    return _free_weight(proximal, behaviour).clamp(max=cap)
+
+
+def weight_truncated(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float) -> torch.Tensor:
+    """bool [A]: where importance_weight is the cap and not the ratio itself."""
+    return _free_weight(proximal, behaviour) > cap
+
+
+def _free_weight(proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    return safe_exp(log_ratio(proximal, behaviour)).masked_fill(behaviour.isnan(), 1.0).detach()
 
 
 def clipped_value_loss(

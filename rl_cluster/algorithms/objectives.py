@@ -16,13 +16,15 @@ from rl_cluster.algorithms.losses import (
     importance_weight,
     policy_ratio,
     reinforce_loss,
+    row_mean,
     sapo_loss,
+    weight_truncated,
 )
 from rl_cluster.algorithms.steps import CrossEntropyStep, PolicyStep, ValueStep
 from rl_cluster.config.algorithm import PolicyLossConfig
 
 Columns = dict[str, torch.Tensor]
-"""metric name -> [A]; _result sums them over the tokens that train."""
+"""metric name -> [A]; _result sums them over the tokens that train, plainly and weighted."""
 
 
 def _clip(
@@ -34,7 +36,7 @@ def _clip(
 def _cispo(
     ratio: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, loss: PolicyLossConfig
 ) -> Surrogate:
-    return cispo_loss(ratio, log_prob, advantages, loss.clip_low, loss.clip_high)
+    return cispo_loss(ratio, log_prob, advantages, 1.0 + loss.clip_high)
 
 
 def _sapo(
@@ -50,6 +52,9 @@ def _reinforce(
 
 
 SURROGATES = {"clip": _clip, "cispo": _cispo, "sapo": _sapo, "reinforce": _reinforce}
+
+MOVE_WITH_RATIO = frozenset({"clip", "sapo"})
+"""The kinds whose gradient goes through the ratio; the others are sums over the tokens' log π."""
 
 
 def policy_objective(step: PolicyStep, inputs: LossInputs) -> LossResult:
@@ -91,16 +96,29 @@ def _policy_terms(step: PolicyStep, inputs: LossInputs, columns: Columns) -> tor
     surrogate = SURROGATES[step.loss.kind](ratio, share * log_prob, inputs.advantages, step.loss)
     loss = surrogate.loss
     if step.importance_cap is not None:
-        assert inputs.behaviour_logprobs is not None, "importance_cap needs the behaviour's log-probabilities"
-        correction = importance_weight(_old_logprobs(inputs), inputs.behaviour_logprobs, step.importance_cap)
-        loss = loss * correction
-        columns["importance_weight_sum"] = correction
+        loss = loss * _correction(step.loss, step.importance_cap, inputs, columns)
     columns["policy_loss_sum"] = loss
     columns["approxkl_sum"] = 0.5 * level.square()
     columns["clipfrac_sum"] = surrogate.clipped
     columns["ratio_sum"] = ratio
     columns["ratio_sq_sum"] = ratio.detach().double().square()
     return loss + _entropy_term(step, inputs, columns) + _kl_term(step, inputs, columns)
+
+
+def _correction(loss: PolicyLossConfig, cap: float, inputs: LossInputs, columns: Columns) -> torch.Tensor:
+    """[A]: what each token's loss is multiplied with, without gradient.
+
+    Where a row's ratio is one number, all its tokens move it, so they share one weight, the mean of theirs:
+    with the weights of single tokens the gradient would not be that of the loss.
+    """
+    assert inputs.behaviour_logprobs is not None, "importance_cap needs the behaviour's log-probabilities"
+    pair = _old_logprobs(inputs), inputs.behaviour_logprobs
+    weight = importance_weight(*pair, cap)
+    columns["importance_weight_sum"] = weight
+    columns["importance_truncated_sum"] = weight_truncated(*pair, cap)
+    if loss.ratio == "token" or loss.kind not in MOVE_WITH_RATIO:
+        return weight
+    return row_mean(weight, inputs.row, inputs.num_rows)
 
 
 def _entropy_term(step: PolicyStep, inputs: LossInputs, columns: Columns) -> torch.Tensor | float:
@@ -153,17 +171,26 @@ def _logprob_gap(step: PolicyStep, inputs: LossInputs, columns: Columns) -> dict
 def _result(
     inputs: LossInputs, per_token: torch.Tensor, columns: Columns, maxima: dict[str, torch.Tensor]
 ) -> LossResult:
-    """The weighted sum, and the unweighted sums of the columns over the tokens whose weight is not 0."""
+    """The loss, and the columns over the tokens whose weight is not 0: summed plainly, and weighted."""
     live = inputs.weights != 0
+    weights = inputs.weights.double()
     loss = torch.where(live, inputs.weights * per_token, 0.0).sum()
     rows = torch.zeros(inputs.num_rows, dtype=torch.bool, device=live.device)
     rows[inputs.row[live]] = True
     scalars = {"loss_sum": loss.detach().double()}
     scalars |= {"tokens_sum": live.sum().double(), "rows_sum": rows.sum().double()}
+    weighted = {"weight_total": weights.sum()}
     for name, column in columns.items():
-        scalars[name] = torch.where(live, column.detach().double(), 0.0).sum()
+        numbers = torch.where(live, column.detach().double(), 0.0)
+        scalars[name] = numbers.sum()
+        weighted[f"{name.removesuffix('_sum')}_weighted"] = (weights * numbers).sum()
     for name, column in maxima.items():
         zero = column.new_zeros(1, dtype=torch.float64)
         scalars[name] = torch.cat([torch.where(live, column.detach().double(), 0.0), zero]).max()
     # One transfer for all of them: each .item() would wait for the GPU.
-    return LossResult(loss, dict(zip(scalars, torch.stack(list(scalars.values())).tolist(), strict=True)))
+    values = torch.stack([*scalars.values(), *weighted.values()]).tolist()
+    return LossResult(
+        loss,
+        dict(zip(scalars, values[: len(scalars)], strict=True)),
+        dict(zip(weighted, values[len(scalars) :], strict=True)),
+    )

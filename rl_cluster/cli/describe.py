@@ -9,7 +9,7 @@ from rl_cluster.config.machine import GIB
 from rl_cluster.config.memory import Memory, kv_cache_tokens
 from rl_cluster.config.placement import WorkerPlan
 from rl_cluster.config.plan import Plan
-from rl_cluster.config.run import RunConfig
+from rl_cluster.config.run import RunConfig, importance_cap
 
 
 def describe_plan(config: RunConfig, plan: Plan) -> str:
@@ -60,6 +60,7 @@ def _derived(config: RunConfig, plan: Plan) -> str:
         "updates of the whole run": f"{d.total_updates:,}",
         "sequences of the whole run": f"{d.total_sequences:,}",
         "mode": mode,
+        "importance weights": "none" if (cap := importance_cap(config)) is None else f"at most {cap:g}",
         "backend": {"ray": "ray", "local": "local: one process plays all roles below, in turn"}[
             config.cluster.backend
         ],

@@ -125,6 +125,11 @@ def _loss(flags: Flags) -> dict[str, Any]:
     if kind not in LOSS_TYPES:
         raise BadInputError(f"--rl-loss-type {kind}: must be one of {', '.join(LOSS_TYPES)}.")
     loss, aggregation = LOSS_TYPES[kind]
+    if loss == "cispo" and flags.rl_clip_range is not None:
+        raise BadInputError(
+            f"--rl-clip-range {flags.rl_clip_range:g}: with --rl-loss-type cispo a token's weight is at "
+            "most 5 and has no lower bound; leave it out."
+        )
     return {"algorithm.loss.kind": loss, "algorithm.loss.aggregation": aggregation}
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from rl_cluster.config.base import Config, LocalPath
 
@@ -29,18 +29,23 @@ class KLConfig(Config):
     """Adaptive: time constant, in sequences."""
 
 
+CISPO_GREATEST_WEIGHT = 5.0
+"""Of a token in cispo, where none is given: what TRL recommends (Khatri et al. 2025, ScaleRL)."""
+
+
 class PolicyLossConfig(Config):
     """The policy-gradient loss, common to all algorithms."""
 
     kind: Literal["clip", "cispo", "sapo", "reinforce"] = "clip"
-    """clip: PPO's pessimistic clipped ratio. cispo: clipped ratio as a detached weight of log π.
+    """clip: PPO's pessimistic clipped ratio. cispo: min(ratio, 1 + clip_high) as a detached weight of log π.
     sapo: a sigmoid of the ratio in place of the clip. reinforce: −A log π, no ratio."""
     ratio: Literal["token", "sequence", "sequence_mean"] = "token"
     """token: π/π_old per token. sequence: product over the tokens (RLOO). sequence_mean: geometric
     mean (GSPO)."""
     clip_low: Fraction = 0.2
     clip_high: PositiveFloat = 0.2
-    """The ratio is clipped to [1 − clip_low, 1 + clip_high]; DAPO's clip-higher is 0.28."""
+    """The ratio is clipped to [1 − clip_low, 1 + clip_high]; DAPO's clip-higher is 0.28. cispo has no lower
+    bound: there clip_low is 1, and clip_high 4 by default (weights of at most 5)."""
     temperature_positive: PositiveFloat = 1.0
     """sapo: τ where the advantage is above 0; the higher, the sooner a moved token stops to count."""
     temperature_negative: PositiveFloat = 1.05
@@ -50,7 +55,15 @@ class PolicyLossConfig(Config):
     sequences (GRPO). constant: sum over tokens / max_new_tokens, mean over sequences (Dr. GRPO)."""
     entropy_coef: NonNegativeFloat = 0.0
     mask_truncated: bool = False
-    """Samples that hit max_new_tokens do not train (DAPO's overlong filtering)."""
+    """Samples that hit max_new_tokens do not train (DAPO's overlong filtering): the loss is the mean over the
+    others, as if those had not been drawn. TRL divides by all of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cispo_has_bounds_of_its_own(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("kind") == "cispo":
+            return {"clip_low": 1.0, "clip_high": CISPO_GREATEST_WEIGHT - 1.0} | given
+        return given
 
 
 class CriticConfig(Config):
@@ -80,6 +93,18 @@ class _Algorithm(Config):
     began: ½ mean (log π − log π_old)² in nats, of one update's tokens."""
     kl: KLConfig = KLConfig()
     loss: PolicyLossConfig = PolicyLossConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_up_sections(cls, given: Any) -> Any:
+        """A section given in part keeps the algorithm's own defaults: RLOO's loss stays per completion when
+        only its clip_high is set."""
+        if not isinstance(given, dict):
+            return given
+        own = {name: cls.model_fields[name].default for name in ("kl", "loss")}
+        sections = {name: own[name].model_dump(exclude_unset=True) | part for name, part in given.items()
+                    if name in own and isinstance(part, dict)}  # fmt: skip
+        return given | sections
 
 
 class PPO(_Algorithm):

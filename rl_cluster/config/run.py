@@ -123,8 +123,10 @@ class AsyncConfig(Config):
     """0: synchronous, on-policy. k: a group may be trained up to k updates after it was begun."""
     in_flight_updates: bool = True
     """Publish into running generations (pause, update, resume) rather than waiting for them to end."""
-    importance_cap: PositiveFloat = 2.0
-    """Lag above 0: truncation of the proximal/behaviour weight (decoupled objective)."""
+    importance_cap: PositiveFloat | Literal["off"] | None = None
+    """Truncation of the weight proximal/behaviour (decoupled objective), which makes up for experience of
+    older weights and for an engine that computes otherwise than the learner; at any lag. off: no weight.
+    None: 2 at a lag above 0 and in bfloat16, else off."""
 
 
 class SyncConfig(Config):
@@ -188,3 +190,19 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     health: HealthConfig = HealthConfig()
     log: LogConfig = LogConfig()
+
+
+DEFAULT_IMPORTANCE_CAP = 2.0
+
+
+def importance_cap(config: RunConfig) -> float | None:
+    """The greatest weight proximal/behaviour of a token, or None where tokens have no such weight.
+
+    Truncated sampling draws from another distribution than the learner computes, so there is none by default.
+    """
+    given = config.asynchrony.importance_cap
+    if given is not None:
+        return None if given == "off" else given
+    differs = config.asynchrony.max_policy_lag > 0 or config.model.dtype == "bfloat16"
+    truncated = config.rollout.top_p < 1 or config.rollout.top_k > 0
+    return DEFAULT_IMPORTANCE_CAP if differs and not truncated else None

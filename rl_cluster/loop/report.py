@@ -51,13 +51,15 @@ def step_metrics(
 
 def _objective(shaped: ShapedScores, result: StepResult, kl_coef: float) -> Metrics:
     stats = result.stats
+    non_score = np.where(np.isnan(shaped.scores), np.nan, stats.non_score_reward)
     return {
         "objective/kl": None if stats.kl is None else _mean_of_rows(result, stats.kl, "kl_sum"),
         "objective/entropy": _mean_of_rows(result, stats.entropy, "nll_sum"),
-        "objective/non_score_reward": float(stats.non_score_reward.mean()),
-        "objective/rlhf_reward": mean_of_known(shaped.scores + stats.non_score_reward),
+        "objective/non_score_reward": mean_of_known(non_score),
+        "objective/rlhf_reward": mean_of_known(shaped.scores + non_score),
         "objective/scores": mean_of_known(shaped.raw),
         "objective/scores_std": std_of_known(shaped.raw),
+        "objective/shaping": mean_of_known(shaped.scores - shaped.raw),
         "objective/kl_coef": kl_coef,
         **{f"shaping/{part}": mean_of_known(values) for part, values in shaped.parts.items()},
         "completions/without_reward_fraction": float(np.isnan(shaped.raw).mean()),
@@ -85,19 +87,19 @@ def std_of_known(values: np.ndarray) -> float | None:
 
 def _losses(result: StepResult) -> Metrics:
     sums, last = result.sums, result.optim[-1] if result.optim else None
-    tokens = sums.get("tokens_sum", 0.0)
-
-    def mean(name: str) -> float | None:
-        return sums[name] / tokens if name in sums and tokens else None
-
-    ratio, ratio_sq = mean("ratio_sum"), mean("ratio_sq_sum")
+    of_values = result.critic_sums or sums
+    ratio, ratio_sq = _average(sums, "ratio"), _average(sums, "ratio_sq")
     return {
-        "policy/approxkl_avg": mean("approxkl_sum"),
-        "policy/clipfrac_avg": mean("clipfrac_sum"),
-        "policy/entropy_avg": mean("entropy_sum"),
-        "loss/policy_avg": mean("policy_loss_sum"),
-        "loss/value_avg": mean("value_loss_sum"),
-        "val/clipfrac_avg": mean("value_clipfrac_sum"),
+        "policy/approxkl_avg": _average(sums, "approxkl"),
+        "policy/clipfrac_avg": _average(sums, "clipfrac"),
+        "policy/entropy_avg": _average(sums, "entropy"),
+        "policy/importance_weight_avg": _average(sums, "importance_weight"),
+        "policy/importance_truncated_avg": _average(sums, "importance_truncated"),
+        "loss/policy_avg": _per_update(sums, "policy_loss_weighted"),
+        "loss/kl_avg": _per_update(sums, "kl_weighted"),
+        "loss/value_avg": _per_update(of_values, "value_loss_weighted"),
+        "loss/total_avg": _per_update(sums, "loss_sum"),
+        "val/clipfrac_avg": _average(of_values, "value_clipfrac"),
         "val/ratio": ratio,
         "val/ratio_var": None if ratio is None or ratio_sq is None else max(ratio_sq - ratio**2, 0.0),
         "lr": last.learning_rate if last else None,
@@ -137,6 +139,18 @@ def _mean_and_max(sums: dict[str, float], name: str, tokens: float) -> MeanAndMa
 def _if_known(pair: MeanAndMax) -> MeanAndMax:
     """Responses that the caller brought: nobody knows with what probability they were drawn."""
     return (None, None) if pair[0] is not None and math.isnan(pair[0]) else pair
+
+
+def _average(sums: dict[str, float], name: str) -> float | None:
+    """The mean under the objective's own weights: of tokens, of completions, whatever the loss averages."""
+    total, weighted = sums.get("weight_total", 0.0), sums.get(f"{name}_weighted")
+    return weighted / total if weighted is not None and total > 0 else None
+
+
+def _per_update(sums: dict[str, float], name: str) -> float | None:
+    """A weighted sum is a term of the objective as it stands; the mean over the step's updates."""
+    trained = sums.get("weight_total", 0.0) > 0
+    return sums[name] / sums["updates_sum"] if name in sums and trained else None
 
 
 def _lengths(groups: Sequence[ReadyGroup]) -> Metrics:

@@ -17,7 +17,7 @@ from rl_cluster.algorithms.table import (
     value_step,
 )
 from rl_cluster.algorithms.totals import add_metrics
-from rl_cluster.config.run import RunConfig
+from rl_cluster.config.run import RunConfig, importance_cap
 from rl_cluster.loop.buffer import ReadyGroup
 from rl_cluster.loop.experience import BatchStats, add_advantages, assemble
 from rl_cluster.protocols import BatchLayout, Learner, OptimResult, Ref
@@ -25,7 +25,8 @@ from rl_cluster.protocols import BatchLayout, Learner, OptimResult, Ref
 
 @dataclass(frozen=True)
 class StepResult:
-    """sums: what the losses counted, over all updates of the step. batch: Ref of the TokenBatch.
+    """sums: what the losses counted, over all updates of the step, with their number under `updates_sum`;
+    critic_sums: the same of a separate critic. batch: Ref of the TokenBatch.
     stats_are_behaviours: the samples are of older weights and nothing asked for the present policy before the
     update, so that its divergence and entropy stand in sums only."""
 
@@ -33,6 +34,7 @@ class StepResult:
     batch: Ref
     stats: BatchStats
     sums: dict[str, float]
+    critic_sums: dict[str, float]
     optim: tuple[OptimResult, ...]
     stats_are_behaviours: bool = False
 
@@ -84,8 +86,8 @@ class TrainStep:
             step - 1,
             returns=2,
         )
-        sums, optim = await self._update(batch, layout, kl_coef, step)
-        return StepResult(layout, batch, stats, sums, optim, self._stats_are_behaviours)
+        updates = await self._update(batch, layout, kl_coef, step)
+        return StepResult(layout, batch, stats, *updates, self._stats_are_behaviours)
 
     async def _assemble(self, groups: Sequence[ReadyGroup]) -> tuple[BatchLayout, Ref]:
         references = [group.reference for group in groups if group.reference is not None]
@@ -96,32 +98,34 @@ class TrainStep:
 
     async def _update(
         self, batch: Ref, layout: BatchLayout, kl_coef: float, step: int
-    ) -> tuple[dict[str, float], tuple[OptimResult, ...]]:
+    ) -> tuple[dict[str, float], dict[str, float], tuple[OptimResult, ...]]:
+        """The sums of the policy's losses, those of a separate critic's, and the policy's updates."""
         of_policy, of_critic = self._loss_steps(kl_coef, step)
         sums: dict[str, float] = {}
+        critic_sums: dict[str, float] = {}
         optim: list[OptimResult] = []
         for rows in self._mini_batches(layout.num_rows, step):
             if self._critic is not None:
-                add_metrics(sums, await self._critic.forward_backward(batch, layout, rows, of_critic))
+                part = await self._critic.forward_backward(batch, layout, rows, of_critic)
+                add_metrics(critic_sums, part | {"updates_sum": 1.0})
                 await self._critic.optim_step()
                 if not of_policy.train_policy:
                     continue
             part = await self._learner.forward_backward(batch, layout, rows, of_policy)
-            add_metrics(sums, part)
+            add_metrics(sums, part | {"updates_sum": 1.0})
             optim.append(await self._learner.optim_step())
             if self._has_moved_too_far(part):
                 break
-        return sums, tuple(optim)
+        return sums, critic_sums, tuple(optim)
 
     def _loss_steps(self, kl_coef: float, step: int) -> tuple[PolicyStep, ValueStep | None]:
         config = self._config
         critic = critic_of(config.algorithm)
-        off_policy = config.asynchrony.max_policy_lag > 0
         of_policy = policy_step(
             config.algorithm,
             temperature=config.rollout.temperature,
             kl_coef=kl_coef,
-            importance_cap=config.asynchrony.importance_cap if off_policy else None,
+            importance_cap=importance_cap(config),
             train_policy=critic is None or step > critic.warmup_steps,
             version=step - 1,
         )
@@ -129,8 +133,8 @@ class TrainStep:
 
     def _has_moved_too_far(self, part: dict[str, float]) -> bool:
         """part: the sums of one update, whose forward pass was before it."""
-        limit, tokens = self._config.algorithm.stop_at_approx_kl, part.get("tokens_sum", 0.0)
-        return limit is not None and tokens > 0 and part.get("approxkl_sum", 0.0) / tokens > limit
+        limit, total = self._config.algorithm.stop_at_approx_kl, part.get("weight_total", 0.0)
+        return limit is not None and total > 0 and part.get("approxkl_weighted", 0.0) / total > limit
 
     def _mini_batches(self, num_rows: int, step: int) -> list[list[int]]:
         """Rows of every update of the step: each epoch a fresh seeded shuffle, cut into equal parts."""

@@ -1,4 +1,8 @@
-"""The glossary: every metric's name, unit and meaning. Names without comment are TRL's."""
+"""The glossary: every metric's name, unit and meaning. Names without comment are TRL's.
+
+"As weighted by the loss": over tokens where the loss is a mean over tokens, over completions where it is a
+mean over completions; and over the updates of the step.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +36,47 @@ GLOSSARY: tuple[Metric, ...] = (
         "",
         "KL part of the reward per response: −β × KL where KL is in the reward",
     ),
-    Metric("objective/rlhf_reward", "", "shaped score plus non-score reward, mean over the batch"),
+    Metric(
+        "objective/rlhf_reward", "", "scores + shaping + non_score_reward: what the policy is rewarded with"
+    ),
     Metric("objective/scores", "", "weighted sum of the scorers before shaping, mean over the batch"),
     Metric("objective/scores_std", "", "the same, standard deviation over the batch"),
     Metric(
+        "objective/shaping",
+        "",
+        "what penalties, normalisation and clipping of the scores added, mean over the batch",
+    ),
+    Metric("shaping/PART", "", "the share of one part in objective/shaping, mean over the batch"),
+    Metric(
         "policy/approxkl_avg",
         "nats",
-        "½ mean (log π − log π_old)² over the trained tokens: how far updates went",
+        "½ (log π − log π_old)², mean as weighted by the loss: how far updates went",
     ),
-    Metric("policy/clipfrac_avg", "", "share of trained tokens whose ratio the loss clipped"),
+    Metric("policy/clipfrac_avg", "", "share that the loss clipped, as weighted by the loss"),
     Metric(
-        "policy/entropy_avg", "nats", "entropy of the policy's distribution, mean over the trained tokens"
+        "policy/entropy_avg", "nats", "entropy of the policy's distribution, mean as weighted by the loss"
     ),
-    Metric("loss/policy_avg", "", "policy loss, mean over the trained tokens"),
-    Metric("loss/value_avg", "", "value loss, mean over the trained tokens (with a critic)"),
-    Metric("val/clipfrac_avg", "", "share of trained tokens whose value was clipped (with a critic)"),
-    Metric("val/ratio", "", "π/π_old, mean over the trained tokens; near 1"),
-    Metric("val/ratio_var", "", "π/π_old, variance over the trained tokens"),
+    Metric(
+        "policy/importance_weight_avg",
+        "",
+        "π_proximal/π_behaviour after truncation, mean as weighted by the loss (with async.importance_cap)",
+    ),
+    Metric(
+        "policy/importance_truncated_avg",
+        "",
+        "share of those weights that async.importance_cap truncated, as weighted by the loss",
+    ),
+    Metric("loss/policy_avg", "", "the policy's term of the loss, mean over the updates"),
+    Metric("loss/kl_avg", "nats", "KL(π ‖ reference) in the loss before β, mean over the updates"),
+    Metric("loss/value_avg", "", "value loss before its coefficient, mean over the updates (with a critic)"),
+    Metric(
+        "loss/total_avg",
+        "",
+        "what the updates minimised: policy + β kl − entropy_coef entropy + value_coef value (shared critic)",
+    ),
+    Metric("val/clipfrac_avg", "", "share of values that were clipped (with a critic)"),
+    Metric("val/ratio", "", "π/π_old, mean as weighted by the loss; near 1"),
+    Metric("val/ratio_var", "", "π/π_old, variance as weighted by the loss"),
     Metric("val/num_eos_tokens", "responses", "responses of the batch that ended with an end token"),
     Metric("completions/mean_length", "tokens", "drawn tokens per response"),
     Metric("completions/max_length", "tokens", "drawn tokens of the longest response"),

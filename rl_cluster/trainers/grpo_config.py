@@ -60,7 +60,7 @@ class GRPOConfig(TrainingArguments):
     epsilon: float = field(default=0.2, metadata={"help": "Lower bound of the clip."})
     epsilon_high: float | None = field(
         default=None,
-        metadata={"help": "Upper bound of the clip; default: epsilon. cispo: greatest weight, 5."},
+        metadata={"help": "Upper bound of the clip; default: epsilon. cispo: greatest weight; default 5."},
     )
     delta: float | None = field(default=None, metadata={"help": "Refused: two-sided clipping is not there."})
     loss_type: str = field(default="dapo", metadata={"help": "grpo, bnpo, dr_grpo, dapo, cispo or sapo."})

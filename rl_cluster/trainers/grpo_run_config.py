@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_cluster.checks import check_number, check_whole_number
+from rl_cluster.config.algorithm import CISPO_GREATEST_WEIGHT
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.arguments import (
@@ -268,16 +269,19 @@ def grpo_algorithm(config: GRPOConfig, mini_batches: int) -> dict[str, Any]:
 
 
 def _clip(config: GRPOConfig) -> tuple[float, float]:
-    """How far below and above 1 the ratio may go. For cispo epsilon_high is the bound itself, as in TRL."""
-    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    check_number("GRPOConfig.epsilon_high", high, above=0.0)
+    """How far below and above 1 the ratio may go. For cispo epsilon_high is the bound itself, as in TRL, and
+    there is none below."""
     if config.loss_type == "cispo":
-        if high <= 1:
+        greatest = CISPO_GREATEST_WEIGHT if config.epsilon_high is None else config.epsilon_high
+        check_number("GRPOConfig.epsilon_high", greatest, above=0.0)
+        if greatest <= 1:
             raise BadInputError(
                 f"GRPOConfig.epsilon_high={config.epsilon_high!r}: with loss_type='cispo' it is the greatest "
                 "weight of a token, and must be above 1; 5.0 is usual."
             )
-        return 1.0, high - 1.0
+        return 1.0, greatest - 1.0
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    check_number("GRPOConfig.epsilon_high", high, above=0.0)
     if config.epsilon > 1:
         raise BadInputError(f"GRPOConfig.epsilon={config.epsilon!r}: must be at most 1.")
     return config.epsilon, high

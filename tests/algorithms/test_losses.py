@@ -97,13 +97,16 @@ def test_a_row_ratio_credits_tokens_by_their_own_advantages():
     torch.testing.assert_close(gradient, -advantages * torch.exp(sums) / 3)
 
 
-def test_cispo_keeps_a_gradient_at_every_token_with_the_clipped_ratio_as_weight():
-    result, gradient = loss_and_gradient(PolicyLossConfig(kind="cispo"), aggregation="token_mean")
-    held = torch.tensor([math.exp(0.05), 1.2, math.exp(-0.1), 0.8, math.exp(0.02), math.exp(-0.03)]).double()
+def test_cispo_keeps_a_gradient_at_every_token_with_the_ratio_up_to_a_greatest_one_as_weight():
+    loss = PolicyLossConfig(kind="cispo", clip_high=0.2)
+    result, gradient = loss_and_gradient(loss, aggregation="token_mean")
+    held = torch.tensor(
+        [math.exp(0.05), 1.2, math.exp(-0.1), math.exp(-0.5), math.exp(0.02), math.exp(-0.03)]
+    ).double()
     torch.testing.assert_close(gradient, (-held * ADVANTAGES / 6), rtol=1e-6, atol=0)
     expected = -(held * ADVANTAGES * (OLD + MOVED)).mean().item()
     assert result.loss.item() == pytest.approx(expected, rel=1e-6)
-    assert result.metrics["clipfrac_sum"] == 2
+    assert result.metrics["clipfrac_sum"] == 1
 
 
 def test_sapo_is_a_sigmoid_of_the_ratio_with_a_temperature_by_the_sign_of_the_advantage():

@@ -183,6 +183,10 @@ def _contains(found: object, expected: object, place: str) -> None:
             f"{TRAIN} --trainer grpo --answer-column answer --rl-loss-type huber",
             ["--rl-loss-type huber", "dapo"],
         ),
+        (
+            f"{TRAIN} --trainer grpo --answer-column answer --rl-loss-type cispo --rl-clip-range 0.2",
+            ["--rl-clip-range 0.2", "cispo", "leave it out"],
+        ),
         (f"{TRAIN} --trainer grpo --rl-env-type maze", ["Invalid rl_env_type", "maze"]),
         (f"{TRAIN} --data-path texts.jsonl --lora-r 8", ["--lora-r 8", "--peft"]),
         (f"{TRAIN} --data-path texts.jsonl optimizer.lr=1", ["optimizer.lr"]),

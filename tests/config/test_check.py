@@ -89,6 +89,22 @@ BAD = [
     (
         LAPTOP,
         [
+            "rollout.top_p=0.9",
+            "async.importance_cap=2",
+            "algorithm={name: reinforce, loss: {kind: reinforce}}",
+        ],
+        "rollout.top_p = 0.9",
+        "Set it to 1",
+    ),
+    (
+        LAPTOP,
+        ["algorithm={name: grpo, loss: {kind: cispo, clip_low: 0.2}}"],
+        "algorithm.loss.clip_low = 0.2",
+        "Leave it out",
+    ),
+    (
+        LAPTOP,
+        [
             "rollout.top_k=50",
             "algorithm={name: reinforce, loss: {kind: reinforce}}",
             "async.max_policy_lag=1",
@@ -149,6 +165,11 @@ GOOD = [
     (LAPTOP, ["rollout.num_workers=2", "learner.num_ranks=2", "algorithm={name: ppo}"]),
     (LAPTOP, ["rollout.top_p=0.9", "algorithm={name: reinforce, loss: {kind: reinforce}}"]),
     (LAPTOP, ["rollout.top_k=0"]),
+    (LAPTOP, ["algorithm={name: grpo, loss: {kind: cispo, clip_high: 3}}"]),
+    (
+        LAPTOP,
+        ["rollout.top_p=0.9", "model.dtype=bfloat16", "algorithm={name: reinforce, loss: {kind: reinforce}}"],
+    ),
     (LAPTOP, ["eval.top_p=0.9", "eval.temperature=1", "eval.samples_per_prompt=4", "eval.pass_at=[1, 4]"]),
     (LAPTOP, ["batch.samples_per_prompt=1", "algorithm={name: ppo}"]),
     (LAPTOP, ["data.held_out=0"]),

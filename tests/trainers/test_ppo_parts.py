@@ -123,7 +123,7 @@ class DriftingLearner(FakeLearner):
 
     async def forward_backward(self, *arguments: Any) -> dict[str, float]:
         sums = await super().forward_backward(*arguments)
-        return {**sums, "approxkl_sum": sums["tokens_sum"] * self._drifts.pop(0)}
+        return {**sums, "weight_total": 0.5, "approxkl_weighted": 0.5 * self._drifts.pop(0)}
 
 
 @pytest.mark.parametrize(

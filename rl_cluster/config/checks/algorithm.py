@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rl_cluster.config.algorithm import GRPO, RLOO, Reinforce, critic_of
 from rl_cluster.config.machine import Machine
 from rl_cluster.config.problems import Problem
-from rl_cluster.config.run import RunConfig
+from rl_cluster.config.run import RunConfig, importance_cap
 
 
 def groups_have_a_baseline(config: RunConfig, machine: Machine) -> Iterator[Problem]:
@@ -47,8 +47,12 @@ def whitening_has_more_than_one(config: RunConfig, machine: Machine) -> Iterator
 
 
 def sampling_is_not_truncated(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """The engine's log-probabilities would be those of the truncated distribution, the learner's are not."""
-    has_ratio = config.algorithm.loss.kind != "reinforce" or config.asynchrony.max_policy_lag > 0
+    """Log-probabilities are those of the whole distribution; what was drawn is not from it."""
+    has_ratio = (
+        config.algorithm.loss.kind != "reinforce"
+        or config.asynchrony.max_policy_lag > 0
+        or importance_cap(config) is not None
+    )
     if not has_ratio:
         return
     reason = "samples from a truncated distribution, whose probabilities no importance ratio here is about"
@@ -68,6 +72,13 @@ def stops_are_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
             yield Problem(
                 f"rollout.stop_token_ids.{i}", token, "is not a token id", "Give an id of at least 0."
             )
+
+
+def cispo_has_no_lower_bound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    loss = config.algorithm.loss
+    if loss.kind == "cispo" and loss.clip_low != 1:
+        reason = "bounds the weight from below, and cispo only from above, at 1 + clip_high"
+        yield Problem("algorithm.loss.clip_low", loss.clip_low, reason, "Leave it out, or take kind=clip.")
 
 
 def kl_is_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
@@ -123,6 +134,7 @@ ALGORITHM_CHECKS = (
     whitening_has_more_than_one,
     sampling_is_not_truncated,
     stops_are_sound,
+    cispo_has_no_lower_bound,
     kl_is_sound,
     critic_is_sound,
     schedule_fits,
