@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl_cluster.atomic_files import folder_atomically as folder_atomically
+from rl_cluster.atomic_files import recover_folder, recover_folders_in
+from rl_cluster.atomic_files import write_atomically as write_atomically
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.load import dump_config, load_config
 from rl_cluster.config.run import RunConfig
-from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.errors import BadInputError
+from rl_cluster.json_lines import read_steps
+from rl_cluster.own_folders import files_in, has_own_name, is_ours, is_run_config, own_files, refuse_here
+from rl_cluster.run_claim import START as START
+from rl_cluster.run_claim import RunClaim, begin_new, begin_old, claim_of
+from rl_cluster.run_claim import check_unused as check_unused
+from rl_cluster.run_lock import is_lock_file
 
-START = "start"
+MADE_BY_RUNS = (
+    *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
+    *("logs", "checkpoints", "trajectories", "tensorboard", "wandb", "model", "adapter"),
+    *(f"{START}/scratch", f"{START}/supervised"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,8 @@ class RunFolder:
     ledger.json            the state of every prompt group at the end
     reference.npz          of a fit: the reference's log-probability of every row
     logs/                  run.log and what the workers wrote
+    run.lock               while a process trains here: which, and its heartbeat
+    .rl_cluster.json       says that the folder is a run of this project
     """
 
     path: Path
@@ -91,16 +103,11 @@ class RunFolder:
         return load_config(self.config)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """One dict per step; a line that a crash cut short ends the list."""
+        """One dict per step; a line that a crash cut short ends the list. Raises BadInputError for another
+        line that is no row."""
         if not self.metrics.is_file():
             raise BadInputError(f"{self.path}: there is no metrics.jsonl, so this is not a run folder.")
-        rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-        return rows
+        return [row for _, row in read_steps(self.metrics)]
 
 
 AnyConfig = TypeVar("AnyConfig", RunConfig, FitConfig)
@@ -126,39 +133,89 @@ def run_dir_of(config: RunConfig | FitConfig) -> Path:
     return Path(config.run.dir).expanduser().absolute()
 
 
-def check_unused(path: Path) -> None:
-    """Raise BadInputError where a new run may not be written: used, a file, or not writable.
+RUN_FILES = (
+    *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
+    *("logs/*", "checkpoints/*", "trajectories/*", "tensorboard/*", "wandb/*", "model/*", "adapter/*"),
+    *(
+        f"{START}/*.jsonl",
+        *(f"{START}/{name}/*" for name in ("scratch", "supervised", "policy", "reference")),
+    ),
+    *(f"{START}/reward/*", f"{START}/reward-*/*"),
+)
+"""What runs write into their folders; a last * stands for whatever lies below."""
 
-    A folder that holds nothing but start/ is new: the library's fronts put models and prompts there first.
-    """
-    if path.is_file():
-        raise BadInputError(f"run.dir = {path}: is a file. Give a folder that does not exist yet.")
-    if path.is_dir() and any(entry.name != START for entry in path.iterdir()):
+
+def check_overwritable(path: Path) -> None:
+    """For overwrite_output_dir. Raise BadInputError unless `path` is missing, empty, or a run of ours that
+    holds nothing of anybody else."""
+    named = f"output_dir={str(path)!r}"
+    if path.is_symlink():
+        raise BadInputError(f"{named}: is a symbolic link, so overwrite_output_dir does not replace it.")
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    if not (is_ours(path, "run") or _wrote_run(path)):
         raise BadInputError(
-            f"run.dir = {path}: is not empty. Choose another folder, or go on with it: train --resume {path}."
+            f"{named}: is not empty, and not an earlier run, so overwrite_output_dir does not delete it. "
+            "Choose another folder."
         )
-    parent = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not parent.is_dir():
-        raise BadInputError(f"run.dir = {path}: {parent} is a file. Choose another folder.")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise BadInputError(f"run.dir = {path}: {parent} is read-only for you. Choose another folder.")
+    refuse_here(path, named)
+    own = own_files(path)
+    for name in files_in(path):
+        is_named_so = has_own_name(name) or any(fnmatch(name, one) for one in RUN_FILES)
+        if name not in own and not is_lock_file(name) and not is_named_so:
+            raise BadInputError(
+                f"{named}: holds {name}, which no run wrote, so overwrite_output_dir does not delete it. "
+                "Move that away, or choose another folder."
+            )
+
+
+def _wrote_run(path: Path) -> bool:
+    """A run from before folders were marked: its own complete configuration, and the folder of its logs."""
+    return (path / "logs").is_dir() and is_run_config(path / "config.yaml")
 
 
 def create_run_folder(config: RunConfig | FitConfig) -> RunFolder:
     """Make the folder and write config.yaml. Raises BadInputError (read-only, used, no space)."""
-    path = run_dir_of(config)
-    check_unused(path)
-    folder, was_there = RunFolder(path), path.exists()
+    claim = _begin(config)
+    claim.keep()
+    claim.release()
+    return RunFolder(claim.path)
+
+
+@contextlib.contextmanager
+def new_run_folder(config: RunConfig | FitConfig) -> Iterator[RunFolder]:
+    """create_run_folder, held by this process for the time of a run. Bad input that is found before the first
+    metrics, such as a malformed row, leaves nothing behind, so that the corrected command can use the same
+    folder; what this process has not made stays as it is."""
+    claim = _begin(config)
+    folder = RunFolder(claim.path)
     try:
-        for inner in (folder.path, folder.logs, folder.checkpoints, folder.trajectories):
-            inner.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder.config, dump_config(config))
-    except OSError as error:
-        _clear(path, keep=was_there)
-        raise BadInputError(
-            f"run.dir = {path}: cannot be written: {error}. Choose another folder."
-        ) from error
-    return folder
+        yield folder
+    except BaseException as error:
+        is_undone = isinstance(error, BadInputError) and not _has_metrics(folder)
+        if is_undone or claim.overwrites:
+            claim.undo()
+        raise
+    finally:
+        claim.release()
+
+
+@contextlib.contextmanager
+def held_run_folder(path: str | Path) -> Iterator[RunFolder]:
+    """open_run_folder of a run that goes on, held by this process meanwhile. BadInputError: in use."""
+    folder = open_run_folder(path)
+    claim = begin_old(folder.path)
+    try:
+        yield folder
+    finally:
+        claim.release()
+
+
+def run_has_begun(folder: RunFolder) -> None:
+    """Its workers are up: from now on bad input undoes nothing, and an overwritten run is gone."""
+    claim = claim_of(folder.path)
+    assert claim is not None, "inside new_run_folder or held_run_folder only"
+    claim.keep()
 
 
 def go_on_in_run_folder(config: RunConfig | FitConfig) -> RunFolder:
@@ -168,93 +225,37 @@ def go_on_in_run_folder(config: RunConfig | FitConfig) -> RunFolder:
     return folder
 
 
-@contextlib.contextmanager
-def new_run_folder(config: RunConfig | FitConfig) -> Iterator[RunFolder]:
-    """create_run_folder, for the time of a run. Bad input that is found before the first metrics, such as a
-    malformed row, leaves nothing behind, so that the corrected command can use the same folder."""
-    was_there = run_dir_of(config).exists()
-    folder = create_run_folder(config)
+def _begin(config: RunConfig | FitConfig) -> RunClaim:
+    path = run_dir_of(config)
+    claim = begin_new(path)
+    folder = RunFolder(path)
+    claim.note(*(path / name for name in MADE_BY_RUNS))
     try:
-        yield folder
-    except BadInputError:
-        if not (folder.metrics.is_file() and folder.read_metrics()):
-            _clear(folder.path, keep=was_there)
+        for inner in (folder.logs, folder.checkpoints, folder.trajectories):
+            inner.mkdir(exist_ok=True)
+        claim.make_folder(path / START)
+        write_atomically(folder.config, dump_config(config))
+    except OSError as error:
+        claim.undo()
+        raise BadInputError(
+            f"run.dir = {path}: cannot be written: {error}. Choose another folder."
+        ) from error
+    except BaseException:
+        claim.undo()
         raise
+    return claim
 
 
-def _clear(path: Path, keep: bool) -> None:
-    """Remove the folder, or, where the user had made it, only what is in it."""
-    for inner in path.iterdir() if path.is_dir() else ():
-        if inner.is_dir():
-            shutil.rmtree(inner)
-        else:
-            inner.unlink()
-    if path.is_dir() and not keep:
-        path.rmdir()
+def _has_metrics(folder: RunFolder) -> bool:
+    return folder.metrics.is_file() and folder.metrics.stat().st_size > 0
 
 
 def open_run_folder(path: str | Path) -> RunFolder:
     """An existing run, for --resume, eval and plots. Raises BadInputError where it is none."""
     folder = RunFolder(Path(path).expanduser().absolute())
+    recover_folder(folder.path)
+    for place in (folder.path, folder.checkpoints, folder.path / START):
+        recover_folders_in(place)
     if not folder.config.is_file():
         raise BadInputError(f"{path}: there is no config.yaml, so this is not a run folder. Give one.")
     return folder
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Complete or absent, also after a power cut: temporary file, fsync, rename, fsync of the folder."""
-    data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def folder_atomically(target: Path) -> Iterator[Path]:
-    """A temporary folder to fill, renamed to `target` at the end; on failure removed, `target` untouched.
-
-    An OSError (a full disk) becomes CheckpointError, and one that a worker raises names the target too.
-    """
-    partial = target.with_name(f".partial-{target.name}")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        for file in sorted(partial.rglob("*")):
-            if file.is_file():
-                _sync_file(file)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(partial, target)
-        _sync_folder(target.parent)
-    except (OSError, CheckpointError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(
-            f"{target} could not be written: {error}. Free space or choose another run.dir; what was written "
-            "before is untouched."
-        ) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

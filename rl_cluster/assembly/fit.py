@@ -7,7 +7,7 @@ import json
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -41,6 +41,7 @@ from rl_cluster.modeling.score_model import merge_adapter
 from rl_cluster.run_folder import (
     RunFolder,
     folder_atomically,
+    held_run_folder,
     new_run_folder,
     open_run_folder,
     resolve_run_dir,
@@ -86,14 +87,17 @@ def fit(
     tokenizer = tokenizer or _tokenizer(config)
     sets = load_fit_data(config.data, config.objective, tokenizer, plan.max_length, rows, eval_rows)
     config = resolve_run_dir(config)
-    old = None if resume is None else RunFolder(run_dir_of(config))
-    state = None if old is None else FitState.read(newest_checkpoint(old.checkpoints))
     steps = total_steps(config, sets.train.num_examples)
-    with (
-        new_run_folder(config) if old is None else nullcontext(old) as folder,
-        open_observer(config, folder, None if state is None else state.step, steps) as observer,
-        worker_session(config, plan),
-    ):
+    with ExitStack() as stack:
+        state = None
+        if resume is None:
+            folder = stack.enter_context(new_run_folder(config))
+        else:
+            folder = stack.enter_context(held_run_folder(run_dir_of(config)))
+            state = FitState.read(newest_checkpoint(folder.checkpoints))
+        last_step = None if state is None else state.step
+        observer = stack.enter_context(open_observer(config, folder, last_step, steps))
+        stack.enter_context(worker_session(config, plan))
         if sets.skipped:
             observer.note(f"{len(sets.skipped)} bad rows left out; the first: {sets.skipped[0]}")
         run = _Run(config, plan, folder, tokenizer, observer)
@@ -231,11 +235,11 @@ class _Run:
     async def _export(self, learner: LearnerGroup) -> None:
         adapter = self.folder.path / "adapter"
         merges = isinstance(self.config.objective, RewardObjective) and self.config.model.lora is not None
-        with folder_atomically(adapter if merges else self.folder.model) as partial:
+        with folder_atomically(adapter if merges else self.folder.model, "model") as partial:
             await learner.export(partial)
             self.tokenizer.save_pretrained(partial)
         if merges:
-            with folder_atomically(self.folder.model) as partial:
+            with folder_atomically(self.folder.model, "model") as partial:
                 pad = special_tokens(self.tokenizer).pad
                 merge_adapter(self.model_path, adapter, partial, pad, self.config.model.trust_remote_code)
                 self.tokenizer.save_pretrained(partial)

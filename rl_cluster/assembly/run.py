@@ -121,7 +121,7 @@ class OpenRun:
 
     async def export(self) -> None:
         """The run folder's model/: weights (or adapter), tokenizer, card."""
-        with folder_atomically(self.folder.model) as partial:
+        with folder_atomically(self.folder.model, "model") as partial:
             await self.cluster.workers.learner.export(partial)
             self.tokenizer.save_pretrained(partial)
         write_model_card(self.config, self.folder)

@@ -29,7 +29,7 @@ def scratch_folder(config: RunConfig | FitConfig, folder: RunFolder) -> Path:
     assert config.model.scratch is not None
     target = folder.path / "start" / "scratch"
     if not target.exists():
-        with folder_atomically(target) as partial:
+        with folder_atomically(target, "model") as partial:
             save_scratch_model(config.model.scratch, partial, config.run.seed)
     return target
 
@@ -58,8 +58,7 @@ async def imitate(
     try:
         batches = _batches(prompts, tokenizer, supervised, config.run.seed)
         await run_supervised(learner, batches, _Progress(observer, supervised.steps))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with folder_atomically(target) as partial:
+        with folder_atomically(target, "model") as partial:
             await learner.export(partial)
             tokenizer.save_pretrained(partial)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +18,7 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.run_folder import (
     RunFolder,
     check_unused,
+    held_run_folder,
     new_run_folder,
     open_run_folder,
     resolve_run_dir,
@@ -44,7 +44,7 @@ def train_command(config: str | None, overrides: Sequence[str], dry_run: bool, r
         return
     from rl_cluster.assembly.train import train
 
-    with nullcontext(folder) if folder is not None else new_run_folder(resolved) as used:
+    with new_run_folder(resolved) if folder is None else held_run_folder(folder.path) as used:
         try:
             train(resolved, plan, resume=None if folder is None else used.path)
         except BadInputError:

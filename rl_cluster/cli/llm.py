@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -75,21 +74,17 @@ def _start(flags: Flags, overrides: Sequence[str], folder: Path) -> None:
     from rl_cluster.cli import llm_fit, llm_run
     from rl_cluster.cli.llm_nested import with_flags
     from rl_cluster.cli.llm_start import start_fit, start_run
-    from rl_cluster.run_folder import START, check_unused
+    from rl_cluster.run_claim import preparing
 
-    was_there = folder.exists()
     names = llm_fit.FIT_NAMES if flags.trainer in FIT else llm_run.RUN_NAMES
     names = {name: path for name, path in names.items() if flags.trainer in ACTS_FOR[name]}
     try:
-        check_unused(folder.absolute())
-        if flags.trainer in FIT:
-            start_fit(llm_fit.fit_config(flags, overrides, folder), flags.dry_run)
-        else:
-            start_run(llm_run.run_config(flags, overrides, folder), flags.dry_run)
+        with preparing(folder.absolute()):
+            if flags.trainer in FIT:
+                start_fit(llm_fit.fit_config(flags, overrides, folder), flags.dry_run)
+            else:
+                start_run(llm_run.run_config(flags, overrides, folder), flags.dry_run)
     except BadInputError as error:
-        # What was prepared for the run goes with it, so that the corrected command finds no traces.
-        if not was_there and folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {START}:
-            shutil.rmtree(folder)
         raise BadInputError(with_flags(str(error), names)) from error
 
 

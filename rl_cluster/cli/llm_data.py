@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.json_lines import parse_object, split_lines
+from rl_cluster.run_claim import make_room
 
 SOURCES = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 
@@ -76,8 +77,7 @@ def _download(name: str, split: str, workspace: Path, flag: str) -> Path:
             f"{flag} {name}: there is no such file or folder, and as a data set of the hub it cannot be "
             f"loaded (split {split!r}): {reason}. Correct the name, or give a file."
         ) from error
-    workspace.mkdir(parents=True, exist_ok=True)
-    rows.to_json(str(target))
+    rows.to_json(str(make_room(target)))
     return target
 
 
@@ -96,18 +96,13 @@ Peek = tuple[tuple[str, ...], int]
 
 
 def _peek_jsonl(path: Path) -> Peek:
-    with open(path, encoding="utf-8-sig") as file:
-        lines = [line for line in file if line.strip()]
+    lines = [line for line in split_lines(path.read_bytes()) if line.strip()]
     problems = []
     for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            problems.append(f"not JSON: {error}")
-            continue
+        row = parse_object(line)
         if isinstance(row, dict):
             return tuple(row), len(lines)
-        problems.append(f"a JSON {type(row).__name__}, but an object {{…}} is needed")
+        problems.append(row.reason)
     if problems:
         raise ValueError(f"no line is a row; the first is {problems[0]}")
     return (), 0

@@ -14,6 +14,7 @@ from rl_cluster.cli.llm_flags import Flags
 from rl_cluster.config.data import FileSource
 from rl_cluster.data.readers import read_file
 from rl_cluster.errors import BadInputError
+from rl_cluster.run_claim import make_room
 
 
 def has_labels_only(flags: Flags, file: DataFile) -> bool:
@@ -43,8 +44,7 @@ def pairs_from_labels(flags: Flags, file: DataFile, workspace: Path) -> DataFile
             f"--label-column {label}: no two texts of {file.path} that belong to one prompt have different "
             "labels, so there is nothing to compare."
         )
-    workspace.mkdir(parents=True, exist_ok=True)
-    target = workspace / "pairs.jsonl"
+    target = make_room(workspace / "pairs.jsonl")
     target.write_text(
         "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs), encoding="utf-8"
     )

@@ -17,6 +17,7 @@ from rl_cluster.config.algorithm import GRPO, PPO, RLOO
 from rl_cluster.config.load import apply_override, parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
+from rl_cluster.run_claim import make_room
 
 RUN = {
     "max_prompt_length": "data.max_prompt_tokens",
@@ -216,8 +217,7 @@ def _case_prompts(flags: Flags, model: str, workspace: Path) -> Prompts:
     assert flags.rl_env_class is not None
     environment = load_case_environment(flags.rl_env_module, flags.rl_env_class)
     rows = case_run(environment, load_tokenizer(model, bool(flags.trust_remote_code))).rows
-    workspace.mkdir(parents=True, exist_ok=True)
-    path = workspace / "prompts.jsonl"
+    path = make_room(workspace / "prompts.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     named = {"module": flags.rl_env_module, "class_name": flags.rl_env_class, "tokenizer": model}
     scorer = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from rl_cluster.config.data import FileSource
 from rl_cluster.data.rows import BadRow, RawRows, Row
 from rl_cluster.errors import BadInputError
+from rl_cluster.json_lines import BadLine, parse_object, split_lines
 
 
 def read_file(source: FileSource, path: str, field: str) -> RawRows:
@@ -39,30 +39,17 @@ def read_jsonl(path: Path, prompt_column: str, field: str) -> RawRows:
         raise BadInputError(f"{field}={str(path)!r}: is a folder; source=jsonl reads one file.")
     rows: list[Row] = []
     bad: list[BadRow] = []
-    for number, line in enumerate(path.read_bytes().rstrip().splitlines(), start=1):
+    for number, line in enumerate(split_lines(path.read_bytes().rstrip()), start=1):
         place = f"{path}:{number}"
-        outcome = _parse_line(line, place, prompt_column)
-        if isinstance(outcome, Row):
-            rows.append(outcome)
+        value = parse_object(line)
+        if isinstance(value, BadLine):
+            bad.append(BadRow(place, value.reason))
+        elif prompt_column not in value:
+            columns = ", ".join(map(repr, value)) or "none"
+            bad.append(BadRow(place, f"no column {prompt_column!r} (it has: {columns})"))
         else:
-            bad.append(outcome)
+            rows.append(_row(value, place, prompt_column))
     return RawRows(tuple(rows), tuple(bad))
-
-
-def _parse_line(line: bytes, place: str, prompt_column: str) -> Row | BadRow:
-    if not line.strip():
-        return BadRow(place, "empty line")
-    try:
-        value = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return BadRow(place, f"not UTF-8 (byte {error.start + 1} of the line)")
-    except (ValueError, RecursionError) as error:
-        return BadRow(place, f"not JSON: {error}")
-    if not isinstance(value, dict):
-        return BadRow(place, f"a JSON {type(value).__name__}, but an object {{…}} is needed")
-    if prompt_column not in value:
-        return BadRow(place, f"no column {prompt_column!r} (it has: {', '.join(map(repr, value)) or 'none'})")
-    return _row(value, place, prompt_column)
 
 
 def read_csv(path: Path, prompt_column: str, field: str) -> RawRows:

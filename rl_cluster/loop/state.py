@@ -79,7 +79,7 @@ class Checkpointer:
 
 async def write_checkpoint(target: Path, state: Snapshot, learner: Learner, critic: Learner | None) -> Path:
     """Complete or absent: temporary name, then rename."""
-    with folder_atomically(target) as partial:
+    with folder_atomically(target, "checkpoint") as partial:
         await learner.save(partial / "learner")
         if critic is not None:
             await critic.save(partial / "critic")

@@ -11,10 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from rl_cluster.atomic_files import write_atomically
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.json_lines import read_steps
 from rl_cluster.protocols import SampleRow
+from rl_cluster.run_claim import claim_of
 from rl_cluster.run_folder import RunFolder
 
 Metrics = Mapping[str, float | None]
@@ -37,6 +40,7 @@ class JsonLines:
     """
 
     def __init__(self, folder: RunFolder, last_step: int | None = None) -> None:
+        self._claim = claim_of(folder.path)
         if last_step is not None:
             for path in (folder.metrics, folder.samples):
                 _truncate_after(path, last_step)
@@ -44,6 +48,8 @@ class JsonLines:
         self._samples = open(folder.samples, "ab", buffering=0)
 
     def metrics(self, step: int, metrics: Metrics) -> None:
+        if self._claim is not None:
+            self._claim.lock.check()
         values = {name: _finite(value) for name, value in metrics.items()}
         _append(self._metrics, json.dumps({"step": step, "time": time.time(), **values}))
 
@@ -71,8 +77,8 @@ def _finite(value: float | None) -> float | None:
 
 
 def _append(file: FileIO, line: str) -> None:
-    """The whole line or nothing of it."""
-    end, data = file.seek(0, SEEK_END), line.encode() + b"\n"
+    """The whole line or nothing of it. A lone surrogate becomes the escape that JSON has for it."""
+    end, data = file.seek(0, SEEK_END), line.encode(errors="backslashreplace") + b"\n"
     try:
         while data:
             data = data[file.write(data) :]
@@ -84,17 +90,12 @@ def _append(file: FileIO, line: str) -> None:
 
 
 def _truncate_after(path: Path, last_step: int) -> None:
+    """Raises BadInputError for a damaged line; the file is as it was then."""
     if not path.is_file():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            step = json.loads(line)["step"]
-        except (ValueError, KeyError):  # the line that the crash cut short
-            break
-        if step <= last_step:
-            kept.append(line)
-    path.write_text("".join(kept), encoding="utf-8")
+    kept = b"".join(line for line, row in read_steps(path) if row["step"] <= last_step)
+    if kept != path.read_bytes():
+        write_atomically(path, kept)
 
 
 class TensorBoard:

@@ -12,10 +12,12 @@ from torch import nn
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.train import load_tokenizer
 from rl_cluster.config.load import apply_override, parse_config
+from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import load_prompts
 from rl_cluster.errors import BadInputError
 from rl_cluster.pipeline.client import AsyncTrainingClient
 from rl_cluster.pipeline.learner_backend import LearnerBackend
+from rl_cluster.run_claim import preparing
 from rl_cluster.run_folder import resolve_run_dir, run_dir_of
 from rl_cluster.trainers.session import TrainerSession, save_prompts, save_start
 
@@ -55,24 +57,30 @@ def cluster_client(
     for name, value in (settings or {}).items():
         values = apply_override(values, f"{name}={value}")
     config = resolve_run_dir(parse_config(values, "cluster_client"))
-    run_dir = run_dir_of(config)
-    if isinstance(model, nn.Module):
-        path = str(save_start(run_dir, model, tokenizer))
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    assert config.model.path is not None
-    tokenizer = tokenizer or load_tokenizer(config.model.path, config.model.trust_remote_code)
-    # Published weights are proved on a prompt; any token will do, and every tokenizer has an end token.
-    prompts = save_prompts(run_dir, [[tokenizer.eos_token_id] * 2], [{}])
-    source = config.data.train.model_copy(update={"path": str(prompts)})
-    config = config.model_copy(update={"data": config.data.model_copy(update={"train": source})})
-    probe = load_prompts(config.data, tokenizer).train
-    given = Given(scorers={"none": lambda prompts, responses, metadata: [0.0] * len(prompts)})
-    with TrainerSession(config, tokenizer, probe, given) as session:
+    with _session(config, model, tokenizer) as session:
         workers = session.run.cluster.workers
         client = AsyncTrainingClient(
-            LearnerBackend(workers.learner, workers.pool.workers[0], workers.publisher), tokenizer=tokenizer
+            LearnerBackend(workers.learner, workers.pool.workers[0], workers.publisher),
+            tokenizer=session.run.tokenizer,
         )
         try:
             yield client
         finally:
             client.shutdown()
+
+
+def _session(config: RunConfig, model: Any, tokenizer: Any) -> TrainerSession:
+    run_dir = run_dir_of(config)
+    with preparing(run_dir):
+        if isinstance(model, nn.Module):
+            path = str(save_start(run_dir, model, tokenizer))
+            config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+        assert config.model.path is not None
+        tokenizer = tokenizer or load_tokenizer(config.model.path, config.model.trust_remote_code)
+        # Published weights are proved on a prompt; any token will do, and every tokenizer has an end token.
+        prompts = save_prompts(run_dir, [[tokenizer.eos_token_id] * 2], [{}])
+        source = config.data.train.model_copy(update={"path": str(prompts)})
+        config = config.model_copy(update={"data": config.data.model_copy(update={"train": source})})
+        probe = load_prompts(config.data, tokenizer).train
+        given = Given(scorers={"none": lambda prompts, responses, metadata: [0.0] * len(prompts)})
+        return TrainerSession(config, tokenizer, probe, given)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from rl_cluster.atomic_files import folder_atomically
 from rl_cluster.errors import BadInputError
+from rl_cluster.own_folders import folder_to_write
 from rl_cluster.reward_models.folder import plain_trunk
 from rl_cluster.reward_models.reward_model import RewardModel, evaluating
 
@@ -28,6 +29,7 @@ def export_classifier(model: RewardModel, tokenizer: Any, folder: str | os.PathL
     with a pad token that is not its end token: transformers finds the last token by the pad id. Anything
     else, and a model whose exported logits differ on a trial batch, raises BadInputError.
     """
+    target = folder_to_write(folder, "folder", "model")
     trunk = _exportable(model, tokenizer)
     config = copy.deepcopy(trunk.config)
     config.num_labels = model.config.num_labels
@@ -44,8 +46,9 @@ def export_classifier(model: RewardModel, tokenizer: Any, folder: str | os.PathL
     classifier.base_model.load_state_dict(_merged(model).state_dict())
     head.weight.copy_(model.reward_head[-1].weight / model.config.temperature)
     _compare(model, classifier.eval(), tokenizer.pad_token_id)
-    classifier.save_pretrained(Path(folder).expanduser())
-    tokenizer.save_pretrained(Path(folder).expanduser())
+    with folder_atomically(target, "model") as partial:
+        classifier.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
 
 
 def _exportable(model: Any, tokenizer: Any) -> PreTrainedModel:

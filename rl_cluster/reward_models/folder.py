@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
+from rl_cluster.atomic_files import recover_folder, replace_folder
 from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.own_folders import folder_to_write
 from rl_cluster.reward_models.base import UNUSED
 from rl_cluster.reward_models.config import RewardModelConfig
 from rl_cluster.reward_models.multi_objective import MultiObjectiveRewardModel
@@ -24,33 +24,21 @@ from rl_cluster.reward_models.pairwise import PairwiseRewardModel
 from rl_cluster.reward_models.reward_model import RewardModel
 
 DESCRIPTION, WEIGHTS = "reward_model.json", "reward_model.safetensors"
+KIND = "reward model"
+"""Of the folder, for its marker."""
 KINDS = {kind.__name__: kind for kind in (RewardModel, PairwiseRewardModel, MultiObjectiveRewardModel)}
 MEANING = ("num_labels", "pooling_strategy", "temperature", "use_lora", "lora_rank", "lora_alpha")
 """Fields that have to be alike for the same weights to mean the same."""
 
 
 def save_reward_model(model: RewardModel, tokenizer: Any, path: str | os.PathLike[str]) -> None:
-    """Write the folder beside its place, then put it there. BadInputError if a file is in the way."""
-    folder = Path(path).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise BadInputError(
-            f"path={str(path)!r}: is a file; a reward model is saved as a folder, choose another."
-        )
-    suffix = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    fresh, old = (folder.with_name(f".{folder.name}.{kind}-{suffix}") for kind in ("new", "old"))
+    """Write the folder beside its place, then put it there. BadInputError where something else is there."""
+    folder = folder_to_write(path, "path", KIND)
     try:
-        fresh.mkdir(parents=True)
-        _write(model, tokenizer, fresh)
-        if folder.exists():
-            folder.rename(old)
-        fresh.rename(folder)
+        with replace_folder(folder, KIND) as fresh:
+            _write(model, tokenizer, fresh)
     except OSError as error:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
         raise CheckpointError(f"{folder}: not saved, {error}; what was there is untouched") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def load_weights(model: RewardModel, path: str | os.PathLike[str]) -> None:
@@ -139,6 +127,7 @@ def _folder(path: Any) -> Path:
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise BadInputError(f"path={path!r}: give the folder that save_model wrote.")
     folder = Path(path).expanduser()
+    recover_folder(folder)
     if not folder.is_dir():
         raise BadInputError(
             f"path={str(path)!r}: there is no such folder; give the one that save_model wrote."

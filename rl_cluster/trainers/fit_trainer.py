@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,10 @@ from rl_cluster.config.fit import DPO, KTO, FitConfig, Objective
 from rl_cluster.config.run import ModelConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit_report import Metrics
-from rl_cluster.run_folder import check_unused, open_run_folder, resolve_run_dir, run_dir_of
+from rl_cluster.run_claim import preparing
+from rl_cluster.run_folder import open_run_folder, resolve_run_dir, run_dir_of
 from rl_cluster.trainers.fit_settings import FitSettings, check_settings, fit_config
+from rl_cluster.trainers.model_folder import copy_model, folder_of_model, model_target
 from rl_cluster.trainers.online_checks import num_parameters
 from rl_cluster.trainers.session import check_same_settings, save_start
 from rl_cluster.trainers.weights_back import put_back
@@ -73,6 +74,7 @@ class FitTrainer:
         self.tokenizer = _checked_tokenizer(tokenizer, self.model)
         self.callbacks = tuple(callbacks)
         self._started_from: str | None = None
+        self._run_dir: Path | None = None
 
     def train(
         self, dataset: Any, eval_dataset: Any = None, resume_from_checkpoint: str | Path | None = None
@@ -87,10 +89,17 @@ class FitTrainer:
         eval_rows = None if eval_dataset is None else self._rows(f"{owner}.eval_dataset", eval_dataset)
         if eval_rows is not None:
             self._check_alike(rows, eval_rows)
-        if resume_from_checkpoint is None:
-            config = self._with_models(resolve_run_dir(self._fit_config(rows)), self.ref_model)
-        else:
+        if resume_from_checkpoint is not None:
             config = self._resumed(self._fit_config(rows), Path(resume_from_checkpoint))
+            return self._fit(config, rows, eval_rows, resume_from_checkpoint)
+        config = resolve_run_dir(self._fit_config(rows))
+        with preparing(run_dir_of(config)):
+            config = self._with_models(config, self.ref_model)
+            return self._fit(config, rows, eval_rows)
+
+    def _fit(
+        self, config: FitConfig, rows: Rows, eval_rows: Rows | None, resume: str | Path | None = None
+    ) -> FitHistory:
         hooks: list[Any] = []
         if self.callbacks:
             from rl_cluster.trainers.fit_callbacks import callback_hooks
@@ -99,14 +108,14 @@ class FitTrainer:
         result = in_thread(
             lambda: fit(
                 config,
-                resume=resume_from_checkpoint,
+                resume=resume,
                 hooks=hooks,
                 tokenizer=self.tokenizer,
                 rows=rows,
                 eval_rows=eval_rows,
             )
         )
-        self._started_from = config.model.path
+        self._started_from, self._run_dir = config.model.path, result.folder
         self.model = self._trained(result.model)
         return self._history(result)
 
@@ -126,11 +135,13 @@ class FitTrainer:
 
     def save_model(self, folder: str | Path) -> None:
         """The model as it is now and its tokenizer, as Hugging Face folders are."""
-        if isinstance(self.model, nn.Module):
-            self.model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-        else:
-            shutil.copytree(Path(self.model), folder, dirs_exist_ok=True)
+        target = model_target(folder, "save_model: folder", self._run_dir)
+        if not isinstance(self.model, nn.Module):
+            copy_model(Path(self.model), target)
+            return
+        with folder_of_model(target) as partial:
+            self.model.save_pretrained(partial)
+            self.tokenizer.save_pretrained(partial)
 
     def _check(self) -> None:
         """Raise BadInputError that names the first wrong field of this trainer's own."""
@@ -155,7 +166,6 @@ class FitTrainer:
     def _with_models(self, config: FitConfig, reference: Any) -> FitConfig:
         """The models as paths; objects are written into the run folder's start/."""
         run_dir = run_dir_of(config)
-        check_unused(run_dir)
         path = self._saved(self.model, run_dir, "policy")
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
         objective = config.objective

@@ -6,7 +6,6 @@ Nothing starts before the first train or evaluate; the workers then stay until c
 from __future__ import annotations
 
 import os
-import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +21,12 @@ from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError, ScorerError
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import newest_checkpoint
-from rl_cluster.run_folder import check_unused, open_run_folder
+from rl_cluster.run_claim import preparing
+from rl_cluster.run_folder import check_overwritable, open_run_folder
 from rl_cluster.trainers.arguments import read_settings
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import plain_metadata
+from rl_cluster.trainers.model_folder import copy_model, model_target
 from rl_cluster.trainers.online_checks import num_parameters
 from rl_cluster.trainers.rewards_given import RewardSource
 from rl_cluster.trainers.session import (
@@ -135,14 +136,13 @@ class OnlineRun:
         with self._user_words():
             return session.background.call(session.run.evaluate(PromptSets((), prompts)))
 
-    def save_model(self, target: Path) -> None:
-        """Weights, tokenizer and card of now, into `target`."""
+    def save_model(self, output_dir: Any) -> None:
+        """Weights, tokenizer and card of now, into `output_dir`; that of the run itself gets them, too."""
+        target = model_target(output_dir, "save_model: output_dir", self.folder)
         if self._finalizer is None or self._finalizer.alive:
             session = self.session()
             session.background.call(session.run.export())
-        exported = self.folder / "model"
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(exported, target, dirs_exist_ok=True)
+        copy_model(self.folder / "model", target)
 
     def rows(self) -> list[dict[str, Any]]:
         """metrics.jsonl so far."""
@@ -183,13 +183,16 @@ class OnlineRun:
     def _start(self, checkpoint: Path | None) -> TrainerSession:
         if self._address is not None:
             os.environ["RAY_ADDRESS"] = self._address
-        if checkpoint is None:
-            if self._overwrite:
-                _remove_old_run(self.folder)
-            check_unused(self.folder)
-        config = self._with_paths(resumed=checkpoint is not None)
         if checkpoint is not None:
+            config = self._with_paths(resumed=True)
             check_same_settings(open_run_folder(self.folder).read_config(), config)
+            return self._open(config, checkpoint)
+        if self._overwrite:
+            check_overwritable(self.folder)
+        with preparing(self.folder, self._overwrite):
+            return self._open(self._with_paths(resumed=False), None)
+
+    def _open(self, config: RunConfig, checkpoint: Path | None) -> TrainerSession:
         scorers = {s.name: s.scorer.score for s in self.parts.rewards if s.scorer is not None}
         return TrainerSession(
             config,
@@ -248,18 +251,6 @@ class OnlineRun:
                 "or start a new run from its model."
             )
         return str(path)
-
-
-def _remove_old_run(folder: Path) -> None:
-    """overwrite_output_dir: only what is a run of ours is deleted."""
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    if not (folder / "config.yaml").is_file():
-        raise BadInputError(
-            f"output_dir={str(folder)!r}: is not empty, and not an earlier run, so overwrite_output_dir does "
-            "not delete it. Choose another folder."
-        )
-    shutil.rmtree(folder)
 
 
 def with_backend(config: RunConfig, asked: str, address: str | None, settings: Any, model: Any) -> RunConfig:

@@ -70,7 +70,7 @@ class OnlineTrainer:
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Weights, tokenizer and card, as from_pretrained reads them; default: args.output_dir."""
-        self._run.save_model(Path(output_dir or self.args.output_dir).expanduser())
+        self._run.save_model(self.args.output_dir if output_dir is None else output_dir)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None

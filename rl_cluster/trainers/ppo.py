@@ -5,7 +5,6 @@ A front: it builds a RunConfig (ppo_run_config.py) and calls an open run (ppo_ru
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,9 @@ from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
+from rl_cluster.own_folders import folder_to_write
 from rl_cluster.protocols import SampleRow
+from rl_cluster.trainers.model_folder import copy_model, model_target
 from rl_cluster.trainers.ppo_arguments import read_arguments
 from rl_cluster.trainers.ppo_checks import estimator_of, kl_config
 from rl_cluster.trainers.ppo_data import make_dataloader
@@ -294,7 +295,7 @@ class PPOTrainer:
         session = self._run.session
         if session is None:
             raise BadInputError("save_checkpoint: nothing has been trained yet; train first.")
-        folder = None if path is None else Path(path).expanduser().absolute()
+        folder = None if path is None else folder_to_write(path, "save_checkpoint: path", "checkpoint")
         return session.background.call(session.run.save(folder))
 
     def load_checkpoint(self, path: str | Path) -> None:
@@ -306,11 +307,10 @@ class PPOTrainer:
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """A Hugging Face folder (adapters under LoRA), with tokenizer; default: model/ of the run."""
+        target = None if output_dir is None else model_target(output_dir, "save_model: output_dir")
         session = self._open_for_sampling([])
         session.background.call(session.run.export())
-        if output_dir is None:
-            return session.folder.model
-        return Path(shutil.copytree(session.folder.model, Path(output_dir).expanduser(), dirs_exist_ok=True))
+        return session.folder.model if target is None else copy_model(session.folder.model, target)
 
     def close(self) -> None:
         """End the workers; files and the model object stay. The second call does nothing."""

@@ -19,6 +19,7 @@ from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Hooks
+from rl_cluster.run_claim import preparing
 from rl_cluster.run_folder import resolve_run_dir, run_dir_of
 from rl_cluster.trainers.ppo_arguments import PPOArguments
 from rl_cluster.trainers.ppo_checks import num_mini_batches, prompt_limit
@@ -111,7 +112,20 @@ class PPORun:
         backend = self._backend()
         # Once without files, to check everything and to find the folder that they belong into.
         draft = resolve_run_dir(ppo_run_config(config, self._place(opening, backend)))
-        run_dir = run_dir_of(draft)
+        with preparing(run_dir_of(draft)) as claim:
+            session = self._session(config, opening, backend, claim.path, eval_prompts)
+        self.session, self._environment = session, opening.environment
+        self._started_with = copy.deepcopy(self.config)
+        self._end = weakref.finalize(self, _close, session)
+
+    def _session(
+        self,
+        config: PPOConfig,
+        opening: Opening,
+        backend: str,
+        run_dir: Path,
+        eval_prompts: Sequence[Prompt],
+    ) -> TrainerSession:
         scorers = {REWARD: self.scorer}
         if opening.environment is not None or self.reward_model is not None:
             scorers = {}
@@ -128,10 +142,7 @@ class PPORun:
             environment=opening.environment,
             hooks=self._hooks(str(run_dir)),
         )
-        session = TrainerSession(ppo_run_config(config, place), self.tokenizer, opening.prompts, given)
-        self.session, self._environment = session, opening.environment
-        self._started_with = copy.deepcopy(self.config)
-        self._end = weakref.finalize(self, _close, session)
+        return TrainerSession(ppo_run_config(config, place), self.tokenizer, opening.prompts, given)
 
     def _place(self, opening: Opening, backend: Any, reward_path: str = "start/reward") -> RunPlace:
         scorer: ScorerConfig = CallableScorer(name=REWARD, timeout_seconds=self.config.reward_timeout_seconds)

@@ -26,15 +26,22 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import STATE_FILE, LoopState, checkpoint_steps, newest_checkpoint
 from rl_cluster.metrics.observer import open_observer
-from rl_cluster.run_folder import check_unused, create_run_folder, go_on_in_run_folder
+from rl_cluster.run_claim import START, claim_new, make_room
+from rl_cluster.run_folder import (
+    go_on_in_run_folder,
+    held_run_folder,
+    new_run_folder,
+    run_dir_of,
+    run_has_begun,
+)
 from rl_cluster.trainers.background import BackgroundLoop
 from rl_cluster.trajectory import Prompt
 
 
 def save_start(run_dir: Path, model: Any, tokenizer: Any, name: str = "policy") -> Path:
     """The caller's model object as a Hugging Face folder under RUN/start/, which the workers load."""
-    check_unused(run_dir)
-    folder = run_dir / "start" / name
+    claim_new(run_dir)
+    folder = make_room(run_dir / START / name)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -47,9 +54,8 @@ def save_prompts(
     name: str = "prompts.jsonl",
 ) -> Path:
     """RUN/start/NAME: a row per prompt (text, chat messages or token ids) with its other columns."""
-    check_unused(run_dir)
-    path = run_dir / "start" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    claim_new(run_dir)
+    path = make_room(run_dir / START / name)
     path.write_text(prompt_lines(prompts, metadata))
     return path
 
@@ -118,10 +124,15 @@ class TrainerSession:
         if config.model.path is None:
             raise BadInputError("model: there is none. Give the trainer a model, or a name or path of one.")
         self.config = config
-        self._state = None if checkpoint is None else LoopState.read(checkpoint)
-        self.folder = create_run_folder(config) if checkpoint is None else go_on_in_run_folder(config)
-        last_step = None if self._state is None else self._state.step
         with ExitStack() as stack:
+            if checkpoint is None:
+                self._state = None
+                self.folder = stack.enter_context(new_run_folder(config))
+            else:
+                self.folder = stack.enter_context(held_run_folder(run_dir_of(config)))
+                self._state = LoopState.read(checkpoint)
+                go_on_in_run_folder(config)
+            last_step = None if self._state is None else self._state.step
             observer = stack.enter_context(open_observer(config, self.folder, last_step))
             stack.enter_context(worker_session(config, plan))
             background = BackgroundLoop()
@@ -132,6 +143,7 @@ class TrainerSession:
             stack.callback(lambda: background.call(run.close()))
             if checkpoint is not None:
                 background.call(run.cluster.load(checkpoint))
+            run_has_begun(self.folder)
             self._stack = stack.pop_all()
         self.background = background
         self.run: OpenRun = run

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rl_cluster import atomic_files
 from rl_cluster.errors import BadInputError, CheckpointError
-from rl_cluster.pipeline import checkpoint_folder
 
 IDS = torch.tensor([[1, 2, 3, 4], [2, 2, 5, 0]])
 
@@ -186,7 +186,7 @@ def test_a_save_that_fails_half_way_leaves_the_older_checkpoint_and_no_rubbish(
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_folder, "_flush", full_disk)
+        patch.setattr(atomic_files, "sync_tree", full_disk)
         with pytest.raises(CheckpointError, match=r"same: not saved, No space left.*untouched"):
             pipeline.save_state("same")
     assert os.listdir("checkpoints") == ["same"]

@@ -204,18 +204,46 @@ def test_bad_arguments_are_refused_before_anything_starts(tmp_path: Path) -> Non
 
 def test_a_used_folder_is_refused_or_overwritten_on_demand(tmp_path: Path) -> None:
     policy, tokenizer = tiny_model()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("an earlier run")
-    with pytest.raises(BadInputError, match="is not empty"):
-        RLOOTrainer(arguments(tmp_path), tokenizer, policy, None, last_digit, ROWS).train()
+    config = arguments(tmp_path, total_episodes=16, overwrite_output_dir=True)
+    for _ in range(2):
+        with RLOOTrainer(config, tokenizer, policy, None, last_digit, ROWS) as trainer:
+            assert trainer.train().global_step == 1
+            trainer.save_model()
+        with pytest.raises(BadInputError, match="is not empty"):
+            RLOOTrainer(arguments(tmp_path), tokenizer, policy, None, last_digit, ROWS).train()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing of the first run is left beside it"
+
+
+def test_overwriting_deletes_nothing_that_no_run_wrote_and_only_once_the_new_run_has_begun(
+    tmp_path: Path,
+) -> None:
+    policy, tokenizer = tiny_model()
     config = arguments(tmp_path, total_episodes=16, overwrite_output_dir=True)
     with RLOOTrainer(config, tokenizer, policy, None, last_digit, ROWS) as trainer:
-        assert trainer.train().global_step == 1
+        trainer.train()
+    run = tmp_path / "run"
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    bad = arguments(
+        tmp_path, total_episodes=16, overwrite_output_dir=True, settings={"log.wandb_project": "a/b"}
+    )
+    with pytest.raises(BadInputError):
+        RLOOTrainer(bad, tokenizer, policy, None, last_digit, ROWS).train()
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+    (run / "start" / "thesis.tex").write_text("years of work")
+    with pytest.raises(BadInputError, match=r"holds start/thesis\.tex, which no run wrote"):
+        RLOOTrainer(config, tokenizer, policy, None, last_digit, ROWS).train()
+    assert (run / "start" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_recipe_called_config_does_not_make_a_folder_a_run(tmp_path: Path) -> None:
+    policy, tokenizer = tiny_model()
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("")
+    (tmp_path / "photos" / "config.yaml").write_text("an earlier run")
     config = arguments(tmp_path, output_dir=str(tmp_path / "photos"), overwrite_output_dir=True)
     with pytest.raises(BadInputError, match="not an earlier run"):
         RLOOTrainer(config, tokenizer, policy, None, last_digit, ROWS).train()
+    assert (tmp_path / "photos" / "cat.jpg").exists()
 
 
 def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
