@@ -48,7 +48,7 @@ def derive(config: RunConfig, shape: ModelShape | None) -> Derived:
         sequences_per_step=sequences,
         updates_per_step=updates,
         sequences_per_update=per_update,
-        total_updates=config.run.steps * updates,
+        total_updates=config.run.max_updates or config.run.steps * updates,
         total_sequences=config.run.steps * sequences,
         max_prompt_tokens=prompt,
         max_sequence_tokens=longest,

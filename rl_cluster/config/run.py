@@ -21,6 +21,8 @@ class RunSection(Config):
     seed: NonNegativeInt = 0
     steps: PositiveInt = 100
     """Optimizer steps to take, counted in batches (a batch may take several updates)."""
+    max_updates: PositiveInt | None = None
+    """Optimizer updates in all, where the last step makes fewer than the others; default: all of its."""
 
 
 class LoRAConfig(Config):

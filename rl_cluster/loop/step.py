@@ -147,4 +147,11 @@ class TrainStep:
         for _ in range(algorithm.num_epochs):
             order = generator.permutation(num_rows).tolist()
             updates += [order[start : start + size] for start in range(0, num_rows, size)]
-        return updates
+        return updates[: self._updates_left(step)]
+
+    def _updates_left(self, step: int) -> int | None:
+        """How many of run.max_updates the steps before this one have left; None: no limit."""
+        algorithm, limit = self._config.algorithm, self._config.run.max_updates
+        if limit is None:
+            return None
+        return max(0, limit - (step - 1) * algorithm.num_epochs * algorithm.num_mini_batches)

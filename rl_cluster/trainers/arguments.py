@@ -1,7 +1,7 @@
 """transformers TrainingArguments in, sections of a RunConfig out; what means nothing here is refused by name.
 
 Every field of TrainingArguments is in exactly one of three tables: it acts, it is refused unless it has a
-neutral value, or it is without effect for a reason that the table gives.
+neutral value, or it is without effect (without_effect.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers.training_args import TrainingArguments
 from rl_cluster.config.load import apply_override, parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers.callbacks import EVALUATION_METRICS, is_evaluation_metric
 
 ACTS = frozenset(
     (
@@ -56,36 +57,6 @@ ACTS = frozenset(
     )
 )
 
-WITHOUT_EFFECT = {
-    "sequences are packed by token budget, and evaluation goes through the sampling workers": (
-        "per_device_eval_batch_size eval_accumulation_steps prediction_loss_only "
-        "eval_do_concat_batches eval_use_gather_object batch_eval_metrics include_for_metrics "
-        "eval_on_start"
-    ),
-    "prompts are tokenised once, before the start; there is no dataloader": (
-        "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
-        "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
-        "dataloader_drop_last remove_unused_columns label_names length_column_name "
-        "accelerator_config"
-    ),
-    "the processes are the cluster's own": (
-        "local_rank ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
-        "ddp_static_graph ddp_timeout log_on_each_node save_on_each_node log_level "
-        "log_level_replica average_tokens_across_devices"
-    ),
-    "this trainer trains when you call train()": "do_train do_eval do_predict use_cache",
-    "a metric that is not finite is written as it is; memory is measured always": (
-        "logging_nan_inf_filter skip_memory_metrics include_num_input_tokens_seen torch_empty_cache_steps"
-    ),
-    "belongs to a feature that is refused": (
-        "bf16_full_eval fp16_full_eval torch_compile_backend torch_compile_mode "
-        "liger_kernel_config hub_token hub_private_repo hub_model_id hub_strategy "
-        "hub_always_push hub_revision ignore_data_skip restore_callback_states_from_checkpoint "
-        "fsdp_config trackio_space_id trackio_bucket_id trackio_static_space_id "
-        "gradient_checkpointing_kwargs"
-    ),
-}
-
 _DEEPSPEED = (
     'the learner brings its own DeepSpeed: settings={"learner.zero_stage": 3, "learner.num_ranks": 2}'
 )
@@ -117,6 +88,11 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "fsdp": ((None, "", [], False), _DEEPSPEED),
     "deepspeed": ((None,), _DEEPSPEED),
     "debug": (("", []), "there is no such mode"),
+    "fp16_full_eval": ((False,), "use bf16, which evaluations then have, too"),
+    "torch_compile_backend": ((None,), "the learner does not compile"),
+    "torch_compile_mode": ((None,), "the learner does not compile"),
+    "ignore_data_skip": ((False,), "a resumed run goes on at the next prompt"),
+    "include_num_input_tokens_seen": (("no", False), "metrics.jsonl has lengths and tokens per second"),
     "resume_from_checkpoint": ((None,), "give it to train(): trainer.train(resume_from_checkpoint=RUN)"),
 }
 
@@ -134,11 +110,20 @@ KEEP_ALL = 1_000_000
 
 @dataclass(frozen=True)
 class Counts:
-    """steps: of the loop, one batch each. steps_per_epoch: batches in a pass over the prompts."""
+    """steps: of the loop, one batch each. steps_per_epoch: batches in a pass over the prompts.
+
+    max_updates: where the last step makes fewer than updates_per_step; else None.
+    """
 
     steps: int
     updates_per_step: int
     steps_per_epoch: float
+    max_updates: int | None = None
+
+    @property
+    def updates(self) -> int:
+        """Of the whole run."""
+        return self.max_updates or self.steps * self.updates_per_step
 
 
 def without_gpu_on_cpu(args: TrainingArguments) -> None:
@@ -169,17 +154,36 @@ def check_arguments(args: TrainingArguments) -> None:
     unknown = sorted(set(args.report_to) - {"tensorboard", "wandb"})
     if unknown:
         problems.append(f"report_to={unknown[0]!r}: choose among tensorboard, wandb and none.")
-    if args.load_best_model_at_end and args.eval_strategy.value == "no":
-        problems.append("load_best_model_at_end=True: needs an eval_strategy, or nothing says which is best.")
+    problems += _evaluation_problems(args)
     if problems:
         raise BadInputError("\n".join(problems))
 
 
+def _evaluation_problems(args: TrainingArguments) -> list[str]:
+    problems = []
+    evaluates = args.eval_strategy.value != "no"
+    if args.load_best_model_at_end and not evaluates:
+        problems.append("load_best_model_at_end=True: needs an eval_strategy, or nothing says which is best.")
+    if args.eval_on_start and not evaluates:
+        problems.append("eval_on_start=True: needs an eval_strategy; with one, the start is evaluated always.")
+    if args.bf16_full_eval and not args.bf16:
+        problems.append("bf16_full_eval=True: evaluations have the dtype of training; set bf16=True.")
+    metric = args.metric_for_best_model
+    if metric is not None and not is_evaluation_metric(metric):
+        known = ", ".join(EVALUATION_METRICS)
+        problems.append(f"metric_for_best_model={metric!r}: evaluations have {known} and pass@k.")
+    return problems
+
+
 def argument_sections(args: TrainingArguments, counts: Counts) -> dict[str, Any]:
     """The sections run, optimizer, checkpoint, log, cluster, and parts of model and eval, as plain data."""
-    updates = counts.steps * counts.updates_per_step
     return {
-        "run": {"dir": args.output_dir, "seed": args.seed, "steps": counts.steps},
+        "run": {
+            "dir": args.output_dir,
+            "seed": args.seed,
+            "steps": counts.steps,
+            "max_updates": counts.max_updates,
+        },
         "model": {
             "dtype": "bfloat16" if args.bf16 else "float32",
             "gradient_checkpointing": args.gradient_checkpointing,
@@ -191,7 +195,7 @@ def argument_sections(args: TrainingArguments, counts: Counts) -> dict[str, Any]
             "weight_decay": args.weight_decay,
             "max_grad_norm": args.max_grad_norm or NO_CLIPPING,
             "schedule": SCHEDULES[args.lr_scheduler_type.value],
-            "warmup_steps": _warmup(args, updates),
+            "warmup_steps": _warmup(args, counts.updates),
         },
         "checkpoint": {
             "every": _loop_steps(args.save_strategy.value, args.save_steps, counts),
@@ -233,20 +237,32 @@ def num_steps(
 ) -> Counts:
     """max_steps counts optimizer updates where it is above 0; else num_train_epochs passes are made."""
     per_epoch = num_prompts / prompts_per_step
+    cut = None
     if args.max_steps > 0:
         steps = math.ceil(args.max_steps / updates_per_step)
+        # As in TRL, the last batch is left in the midst of its updates.
+        cut = args.max_steps if args.max_steps % updates_per_step else None
     else:
         if not args.num_train_epochs > 0:
             raise BadInputError(f"num_train_epochs={args.num_train_epochs!r}: must be above 0.")
         # Rounding guards against 0.1 + 0.2: an epoch that is a whole number of steps stays one.
         steps = math.ceil(round(args.num_train_epochs * per_epoch, 9))
-    return Counts(steps, updates_per_step, per_epoch)
+    return Counts(steps, updates_per_step, per_epoch, cut)
 
 
 def check_backend(owner: str, backend: object) -> None:
     """BadInputError for a backend that does not exist. owner: the configuration's class, for the message."""
     if backend not in ("auto", "local", "ray"):
         raise BadInputError(f"{owner}.backend={backend!r}: must be auto, local or ray.")
+
+
+def check_cluster(owner: str, cluster: str | None, backend: object, settings: Any) -> None:
+    """BadInputError for the address of a cluster beside the backend that uses none."""
+    chosen = settings.get("cluster.backend", backend) if isinstance(settings, Mapping) else backend
+    if cluster is not None and chosen == "local":
+        raise BadInputError(
+            f'{owner}.cluster={cluster!r}: backend="local" uses none, it is this process. Set one of the two.'
+        )
 
 
 def _warmup(args: TrainingArguments, updates: int) -> int:
@@ -261,7 +277,7 @@ def _loop_steps(strategy: str, every: float, counts: Counts) -> int:
         return math.ceil(counts.steps_per_epoch)
     if strategy != "steps" or not every > 0:
         return 0
-    updates = every * counts.steps * counts.updates_per_step if every < 1 else every
+    updates = every * counts.updates if every < 1 else every
     return max(1, math.ceil(updates / counts.updates_per_step))
 
 

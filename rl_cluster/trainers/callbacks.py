@@ -24,13 +24,17 @@ STATE_NAME = "trainer_state.json"
 
 Metrics = Mapping[str, float | None]
 
+EVALUATION_METRICS = ("loss", "reward", "score_mean", "accuracy", "mean_length")
+"""What metric_for_best_model may be in online training, beside pass@k. loss: minus the mean score, which
+makes it transformers' default for load_best_model_at_end: there is no other loss of an evaluation."""
+
 
 class CallbackHooks:
     """Implements rl_cluster.loop.hooks.Hooks for callbacks (objects or classes, as in transformers).
 
     args: decides what is logged when (logging_strategy, logging_steps, logging_first_step; the last step
     always is) and what the best metric is. A global step is an optimizer update: updates_per_step of them
-    make a step of the loop. steps_per_epoch: of the loop, may be a fraction.
+    make a step of the loop, max_updates at most the run. steps_per_epoch: of the loop, may be a fraction.
 
     `state.log_history` and on_log receive the metrics of the step that is logged, by the names of
     metrics.jsonl; evaluations appear as eval/NAME and, as transformers writes them, eval_NAME, with
@@ -46,6 +50,7 @@ class CallbackHooks:
         *,
         steps_per_epoch: float | None = None,
         updates_per_step: int = 1,
+        max_updates: int | None = None,
         model: Any = None,
         processing_class: Any = None,
     ) -> None:
@@ -59,7 +64,9 @@ class CallbackHooks:
         """Of every evaluation: its metrics and its step."""
         self._steps_per_epoch = steps_per_epoch
         self._updates_per_step = updates_per_step
+        self._max_updates = max_updates
         self._last_step = 0
+        self._saved: tuple[int, str] | None = None
         self._fire("on_init_end")
 
     def add(self, callback: Any) -> None:
@@ -69,12 +76,12 @@ class CallbackHooks:
     @property
     def step(self) -> int:
         """Of the loop."""
-        return self.state.global_step // self._updates_per_step
+        return math.ceil(self.state.global_step / self._updates_per_step)
 
     def on_begin(self, step: int, last_step: int, folder: Path) -> None:
         state, args = self.state, self.args
         self._last_step = last_step
-        state.max_steps = last_step * self._updates_per_step
+        state.max_steps = self._updates(last_step)
         state.logging_steps = args.logging_steps
         state.eval_steps = args.eval_steps or 0
         state.save_steps = args.save_steps
@@ -102,7 +109,7 @@ class CallbackHooks:
 
     def on_evaluate(self, step: int, metrics: Metrics) -> Wishes:
         self._at(step)
-        named = evaluation_metrics(metrics)
+        named = self._with_loss(evaluation_metrics(metrics))
         self.evaluations.append({**named, "step": self.state.global_step})
         self._log(named)
         self._fire("on_evaluate", metrics=named)
@@ -114,8 +121,8 @@ class CallbackHooks:
 
     def on_save(self, step: int, checkpoint: Path) -> None:
         self._at(step)
-        if self.state.best_global_step == self.state.global_step:
-            self.state.best_model_checkpoint = str(checkpoint)
+        self._saved = (self.state.global_step, str(checkpoint))
+        self._note_best_checkpoint()
         self._fire("on_save")
         own = {type(c).__name__: c.state() for c in self.callbacks if isinstance(c, ExportableState)}
         self.state.stateful_callbacks.update(own)
@@ -140,8 +147,13 @@ class CallbackHooks:
         self._fire("on_train_end")
 
     def _at(self, step: int) -> None:
-        self.state.global_step = step * self._updates_per_step
+        self.state.global_step = self._updates(step)
         self.state.epoch = self._epoch(step)
+
+    def _updates(self, step: int) -> int:
+        """Made by the end of so many steps of the loop."""
+        updates = step * self._updates_per_step
+        return updates if self._max_updates is None else min(updates, self._max_updates)
 
     def _epoch(self, step: int) -> float:
         return step / self._steps_per_epoch if self._steps_per_epoch else 0.0
@@ -154,9 +166,8 @@ class CallbackHooks:
             return True
         if strategy == "epoch":
             return math.floor(self._epoch(step)) > math.floor(self._epoch(step - 1))
-        updates = step * self._updates_per_step
-        every = _every(self.args.logging_steps, self._last_step * self._updates_per_step)
-        return updates // every > (updates - self._updates_per_step) // every
+        every = _every(self.args.logging_steps, self._updates(self._last_step))
+        return self._updates(step) // every > self._updates(step - 1) // every
 
     def _log(self, metrics: Metrics) -> None:
         logs = {name: value for name, value in metrics.items() if value is not None}
@@ -165,6 +176,14 @@ class CallbackHooks:
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self._fire("on_log", logs=logs)
         self.control.should_log = False
+
+    def _with_loss(self, named: dict[str, float]) -> dict[str, float]:
+        """Where the best is asked for by the loss, and the evaluation has none: minus the mean score."""
+        metric = self.args.metric_for_best_model
+        wanted = metric is not None and best_metric_name(metric) == "eval_loss"
+        if wanted and "eval_loss" not in named and "eval_score_mean" in named:
+            named["eval_loss"] = -named["eval_score_mean"]
+        return named
 
     def _keep_best(self, named: Mapping[str, float]) -> bool:
         if self.args.metric_for_best_model is None:
@@ -180,7 +199,13 @@ class CallbackHooks:
         if best is not None and not (value > best if self.args.greater_is_better else value < best):
             return False
         self.state.best_metric, self.state.best_global_step = value, self.state.global_step
+        self._note_best_checkpoint()
         return True
+
+    def _note_best_checkpoint(self) -> None:
+        """A step's checkpoint may come before or after its evaluation."""
+        if self._saved is not None and self._saved[0] == self.state.best_global_step:
+            self.state.best_model_checkpoint = self._saved[1]
 
     def _take_wishes(self) -> Wishes:
         control = self.control
@@ -218,6 +243,12 @@ def evaluation_metrics(metrics: Metrics) -> dict[str, float]:
     if "eval_score_mean" in named:
         named["eval_reward"] = named["eval_score_mean"]
     return named
+
+
+def is_evaluation_metric(metric: str) -> bool:
+    """Whether evaluations of online training have it, under any of its spellings."""
+    name = best_metric_name(metric).removeprefix("eval_")
+    return name in EVALUATION_METRICS or name.startswith("pass@")
 
 
 def best_metric_name(metric: str) -> str:

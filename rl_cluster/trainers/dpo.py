@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
-
-from torch import nn
 
 from rl_cluster.checks import check_number
 from rl_cluster.config.fit import DPO
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers.fit_checks import check_switch
 from rl_cluster.trainers.fit_settings import FitSettings
 from rl_cluster.trainers.fit_trainer import FitTrainer, Rows
 from rl_cluster.trainers.pair_rows import from_lists, pair_rows
@@ -23,7 +21,7 @@ __all__ = ["DPOConfig", "DPOTrainer", "PreferenceDataset"]
 @dataclass
 class DPOConfig(FitSettings):
     """beta: strength of the tie to the reference. label_smoothing: probability that a label is wrong
-    (conservative DPO). reference_free: the reference is taken to be uniform. loss_type: ipo is Azar et al.
+    (conservative DPO; of the sigmoid loss). reference_free: the reference is taken to be uniform. loss_type: ipo is Azar et al.
     2023, hinge SLiC's."""
 
     beta: float = 0.1
@@ -41,6 +39,7 @@ class DPOTrainer(FitTrainer):
     eval_margin.
     """
 
+    has_reference = True
     config: DPOConfig
     config_class = DPOConfig
     columns = {
@@ -81,11 +80,12 @@ class DPOTrainer(FitTrainer):
             raise BadInputError(
                 f"DPOConfig.loss_type={config.loss_type!r}: must be 'sigmoid', 'ipo' or 'hinge'."
             )
-        if reference is not None and not isinstance(reference, nn.Module | str | Path):
+        if config.label_smoothing and config.loss_type != "sigmoid":
             raise BadInputError(
-                f"DPOTrainer.ref_model is {type(reference).__name__} {reference!r:.60}: give a model of "
-                "transformers, or a folder or hub name."
+                f"DPOConfig.label_smoothing={config.label_smoothing}: has no meaning for loss_type="
+                f"{config.loss_type!r}. Set it to 0, or loss_type to 'sigmoid'."
             )
+        check_switch("DPOConfig.reference_free", config.reference_free)
         if reference is not None and config.reference_free:
             raise BadInputError("DPOTrainer.ref_model: is given together with DPOConfig.reference_free.")
 

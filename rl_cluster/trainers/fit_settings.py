@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_cluster.checks import check_number, check_whole_number
 from rl_cluster.config.backend import BackendChoice, choose_backend
 from rl_cluster.config.fit import (
     FitBatchConfig,
@@ -26,20 +25,7 @@ from rl_cluster.config.run import (
     OptimizerConfig,
 )
 from rl_cluster.errors import BadInputError
-
-WHOLE = {
-    "batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "num_epochs": 1,
-    "max_length": 2,
-    "max_prompt_length": 1,
-    "eval_every": 0,
-    "save_every": 0,
-    "seed": 0,
-    "num_ranks": 1,
-    "tokens_per_micro_batch": 1,
-}
-
+from rl_cluster.trainers.fit_checks import check_settings
 
 @dataclass
 class FitSettings:
@@ -79,26 +65,15 @@ class FitSettings:
     cpus_per_worker: int | None = None
     tokens_per_micro_batch: int = 8192
     backend: BackendChoice = "auto"
-    output_dir: str | None = None
+    output_dir: str | Path | None = None
     progress: Literal["auto", "rich", "plain", "none"] = "auto"
     report_to: Literal["tensorboard", "wandb", "none"] = "tensorboard"
 
-
-def check_settings(settings: FitSettings) -> None:
-    """BadInputError that names the first field of the wrong type or out of range."""
-    name = type(settings).__name__
-    for field, least in WHOLE.items():
-        check_whole_number(f"{name}.{field}", getattr(settings, field), at_least=least)
-    for field in ("learning_rate", "max_grad_norm"):
-        check_number(f"{name}.{field}", getattr(settings, field), above=0.0)
-    check_number(f"{name}.warmup_ratio", settings.warmup_ratio, at_least=0.0)
-    if settings.warmup_ratio >= 1:
-        raise BadInputError(f"{name}.warmup_ratio={settings.warmup_ratio}: must be below 1.")
-    if settings.max_prompt_length >= settings.max_length:
-        raise BadInputError(
-            f"{name}.max_prompt_length={settings.max_prompt_length}: must be below max_length "
-            f"({settings.max_length}), or the longest prompts leave no room for a response."
-        )
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses names that are not settings: a typing error would otherwise have no effect."""
+        if name not in self.__dataclass_fields__:
+            raise BadInputError(f"{type(self).__name__}.{name}={value!r:.60}: there is no such setting.")
+        object.__setattr__(self, name, value)
 
 
 def fit_config(
@@ -113,7 +88,10 @@ def fit_config(
     lora = settings.lora_rank
     return FitConfig(
         run=FitSection(
-            dir=settings.output_dir, name=objective.name, seed=settings.seed, epochs=settings.num_epochs
+            dir=None if settings.output_dir is None else str(settings.output_dir),
+            name=objective.name,
+            seed=settings.seed,
+            epochs=settings.num_epochs,
         ),
         model=ModelConfig(
             path=str(model_path),
@@ -121,7 +99,7 @@ def fit_config(
             gradient_checkpointing=settings.gradient_checkpointing,
             lora=None
             if lora is None
-            else LoRAConfig(rank=lora, alpha=float(settings.lora_alpha), dropout=settings.lora_dropout),
+            else LoRAConfig(rank=lora, alpha=float(settings.lora_alpha), dropout=float(settings.lora_dropout)),
         ),
         data=FitDataConfig(
             source="given",
@@ -135,9 +113,9 @@ def fit_config(
             tokens_per_micro_batch=settings.tokens_per_micro_batch,
         ),
         optimizer=OptimizerConfig(
-            learning_rate=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
+            learning_rate=float(settings.learning_rate),
+            weight_decay=float(settings.weight_decay),
+            max_grad_norm=float(settings.max_grad_norm),
             schedule=settings.lr_scheduler_type,
         ),
         warmup_ratio=float(settings.warmup_ratio),

@@ -18,7 +18,8 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit_report import Metrics
 from rl_cluster.run_claim import preparing
 from rl_cluster.run_folder import open_run_folder, resolve_run_dir, run_dir_of
-from rl_cluster.trainers.fit_settings import FitSettings, check_settings, fit_config
+from rl_cluster.trainers.fit_checks import check_settings
+from rl_cluster.trainers.fit_settings import FitSettings, fit_config
 from rl_cluster.trainers.model_folder import copy_model, folder_of_model, model_target
 from rl_cluster.trainers.online_checks import num_parameters
 from rl_cluster.trainers.session import check_same_settings, save_start
@@ -47,8 +48,10 @@ class FitTrainer:
 
     A subclass says what its configuration, rows and objective are. config_class: of `config`. columns: what
     train() returns -> the metric. evaluated: what evaluate() returns, each with eval_ in front.
+    has_reference: whether the objective compares with one.
     """
 
+    has_reference: ClassVar[bool] = False
     config_class: ClassVar[type[FitSettings]]
     columns: ClassVar[Mapping[str, str]]
     evaluated: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "margin")
@@ -68,7 +71,7 @@ class FitTrainer:
             raise BadInputError(f"{owner}.config is {type(config).__name__}: give {article} {wanted}.")
         check_settings(config)
         self.config = config
-        self.ref_model = ref_model
+        self.ref_model = _checked_reference(owner, ref_model, self.has_reference)
         self._check()
         self.model = _checked_model(config, model)
         self.tokenizer = _checked_tokenizer(tokenizer, self.model)
@@ -204,6 +207,19 @@ class FitTrainer:
         )
         history.model, history.eval, history.folder = self.model, result.last, result.folder
         return history
+
+
+def _checked_reference(owner: str, reference: Any, wanted: bool) -> Any:
+    if reference is None:
+        return None
+    if not wanted:
+        raise BadInputError(f"{owner}.ref_model: this objective compares with no reference. Leave it out.")
+    if not isinstance(reference, nn.Module | str | Path):
+        raise BadInputError(
+            f"{owner}.ref_model is {type(reference).__name__} {reference!r:.60}: give a model of "
+            "transformers, or a folder or hub name."
+        )
+    return reference
 
 
 def _checked_model(config: FitSettings, model: Any) -> Any:

@@ -15,6 +15,8 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import read_prompts, read_rows
 from rl_cluster.trainers.grpo_config import GRPOConfig
+from rl_cluster.trainers.grpo_lora import lora_section as lora_section
+from rl_cluster.trainers.grpo_place import backend_of
 from rl_cluster.trainers.grpo_rewards import grpo_rewards
 from rl_cluster.trainers.grpo_run_config import (
     Data,
@@ -90,13 +92,14 @@ class GRPOTrainer(OnlineTrainer):
             callbacks or (),
             steps_per_epoch=counts.steps_per_epoch,
             updates_per_step=counts.updates_per_step,
+            max_updates=counts.max_updates,
             model=model,
             processing_class=tokenizer,
         )
         for call in calls:
             call.state = hooks.state
         run = OnlineRun(
-            with_backend(run_config, args.backend, args.cluster, args.settings, model),
+            with_backend(run_config, backend_of(args), args.cluster, args.settings, model),
             Parts(model, None, tokenizer, train, held_out, sources),
             hooks,
             evaluates=args.eval_strategy.value != "no",
@@ -110,34 +113,6 @@ class GRPOTrainer(OnlineTrainer):
         prompts = read_prompts(dataset, self.processing_class, "eval_dataset", self._room, self._tools)
         self._chats.update(_chats(prompts, dataset, "eval_dataset"))
         return prompts
-
-
-def lora_section(peft_config: Any) -> dict[str, Any]:
-    """model.lora of a peft LoraConfig; BadInputError for what the learner's adapters cannot be."""
-    if type(peft_config).__name__ != "LoraConfig":
-        raise BadInputError(f"peft_config is {type(peft_config).__name__}: give a peft.LoraConfig.")
-    plain = {"use_dora": False, "use_rslora": False, "bias": "none", "modules_to_save": None}
-    for name, value in plain.items():
-        if getattr(peft_config, name, value) != value:
-            raise BadInputError(
-                f"peft_config.{name}={getattr(peft_config, name)!r}: not here; leave it at {value!r}."
-            )
-    targets = peft_config.target_modules
-    return {
-        "rank": peft_config.r,
-        "alpha": float(peft_config.lora_alpha),
-        "dropout": float(peft_config.lora_dropout),
-        "targets": "all-linear" if targets in (None, "all-linear") else sorted(_names(targets)),
-    }
-
-
-def _names(targets: Any) -> list[str]:
-    if isinstance(targets, str):
-        raise BadInputError(
-            f"peft_config.target_modules={targets!r}: a pattern is not possible here. Give a list of names, "
-            "or 'all-linear'."
-        )
-    return [str(target) for target in targets]
 
 
 def _with_environment(

@@ -86,14 +86,14 @@ class GRPOConfig(TrainingArguments):
         default="sum_then_normalize", metadata={"help": "Must stay sum_then_normalize."}
     )
     sync_ref_model: bool = field(default=False, metadata={"help": "Refused: the reference stays as it is."})
-    ref_model_mixup_alpha: float = field(default=0.6, metadata={"help": "Belongs to sync_ref_model."})
-    ref_model_sync_steps: int = field(default=512, metadata={"help": "Belongs to sync_ref_model."})
+    ref_model_mixup_alpha: float = field(default=0.6, metadata={"help": "Refused, with sync_ref_model."})
+    ref_model_sync_steps: int = field(default=512, metadata={"help": "Refused, with sync_ref_model."})
 
     log_completions: bool = field(default=False, metadata={"help": "A table of completions at every log."})
     num_completions_to_print: int | None = field(default=None, metadata={"help": "Rows of it; default 5."})
 
     use_vllm: bool = field(
-        default=False, metadata={"help": "Without effect: the backend decides what draws completions."}
+        default=False, metadata={"help": "vLLM engines on Ray, where backend is auto; local: refused."}
     )
     vllm_gpu_memory_utilization: float = field(default=0.85, metadata={"help": "On the Ray backend."})
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "On the Ray backend."})

@@ -25,6 +25,7 @@ from rl_cluster.trainers.arguments import (
     read_settings,
 )
 from rl_cluster.trainers.grpo_config import GRPOConfig
+from rl_cluster.trainers.grpo_place import check_where
 
 LOSS_TYPES = {
     "grpo": ("clip", "sequence_mean"),
@@ -65,6 +66,7 @@ OWN_FIELDS = {
     "mask_truncated_completions": "algorithm.loss.mask_truncated",
     "log_completions": "log.samples_every",
     "num_completions_to_print": "log.num_samples",
+    "use_vllm": "cluster.backend: ray, where the backend is left open",
     "vllm_gpu_memory_utilization": "rollout.gpu_memory_fraction",
     "vllm_tensor_parallel_size": "rollout.tensor_parallel_size",
     "warmup_ratio": "optimizer.warmup_steps",
@@ -76,14 +78,6 @@ OWN_FIELDS = {
 }
 """Field of GRPOConfig that TrainingArguments has not -> what it sets in the RunConfig."""
 
-OWN_WITHOUT_EFFECT = {
-    "use_vllm": "the backend decides: vLLM engines on Ray, the learner's own model in one process",
-    "ds3_gather_for_generation": "engines keep weights of their own",
-    "disable_dropout": "the learner's forward pass has no dropout",
-    "ref_model_mixup_alpha": "belongs to sync_ref_model",
-    "ref_model_sync_steps": "belongs to sync_ref_model",
-}
-
 _WHOLE = "the importance ratios are about the whole distribution, not a part of it"
 OWN_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "top_p": ((1.0,), _WHOLE),
@@ -94,6 +88,8 @@ OWN_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "top_entropy_quantile": ((1.0,), "all tokens of a completion train"),
     "multi_objective_aggregation": (("sum_then_normalize",), "weigh the rewards with reward_weights"),
     "sync_ref_model": ((False,), "the reference stays as it is; start again from the exported model"),
+    "ref_model_mixup_alpha": ((0.6,), "it belongs to sync_ref_model; the reference stays as it is"),
+    "ref_model_sync_steps": ((512,), "it belongs to sync_ref_model; the reference stays as it is"),
 }
 
 
@@ -140,6 +136,9 @@ def check_grpo_config(config: GRPOConfig) -> None:
     for name in ("beta", "epsilon", "warmup_ratio"):
         check_number(f"GRPOConfig.{name}", getattr(config, name), at_least=0.0)
     check_backend("GRPOConfig", config.backend)
+    check_where(config)
+    if config.warmup_ratio and config.warmup_steps:
+        raise BadInputError("GRPOConfig.warmup_ratio and warmup_steps are both given: give one.")
     _check_choices(config)
     _clip(config)
 
@@ -203,14 +202,17 @@ def grpo_run_config(config: GRPOConfig, data: Data, generation: Generation, coun
     )
     stops = _mapping("generation_kwargs", config.generation_kwargs, {"stop", "stop_token_ids"})
     if config.warmup_ratio:
-        updates = counts.steps * counts.updates_per_step
-        sections["optimizer"]["warmup_steps"] = math.ceil(config.warmup_ratio * updates)
+        sections["optimizer"]["warmup_steps"] = math.ceil(config.warmup_ratio * counts.updates)
     sections["run"]["name"] = config.run_name or "grpo"
     dtype = str(kwargs.get("dtype", kwargs.get("torch_dtype", ""))).removeprefix("torch.")
     sections["model"] |= {
         "trust_remote_code": bool(kwargs.get("trust_remote_code", False)),
         "lora": None if data.lora is None else dict(data.lora),
     }
+    if dtype not in ("", "float32", "bfloat16"):
+        raise BadInputError(
+            f"GRPOConfig.model_init_kwargs: dtype={dtype!r}: must be float32 or bfloat16."
+        )
     if dtype == "bfloat16":
         sections["model"]["dtype"] = dtype
     sections["learner"] = {"num_ranks": generation.ranks}

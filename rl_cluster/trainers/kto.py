@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_cluster.checks import check_number
 from rl_cluster.config.fit import KTO
+from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.fit_settings import FitSettings
 from rl_cluster.trainers.fit_trainer import FitTrainer, Rows
 from rl_cluster.trainers.pair_rows import table_rows
@@ -30,6 +31,7 @@ class KTOTrainer(FitTrainer):
     loss, kl, accuracy, chosen_rewards, rejected_rewards, reward_margin, None in a step without a row of that
     kind; evaluate() eval_loss, eval_accuracy, eval_margin."""
 
+    has_reference = True
     config: KTOConfig
     config_class = KTOConfig
     columns = {
@@ -55,6 +57,11 @@ class KTOTrainer(FitTrainer):
         check_number("KTOConfig.beta", self.config.beta, above=0.0)
         for name in ("desirable_weight", "undesirable_weight"):
             check_number(f"KTOConfig.{name}", getattr(self.config, name), at_least=0.0)
+        if self.config.desirable_weight == self.config.undesirable_weight == 0:
+            raise BadInputError(
+                "KTOConfig.desirable_weight=0: undesirable_weight is 0, too, so nothing would train. Give "
+                "one of them a weight."
+            )
 
     def _rows(self, owner: str, dataset: Any) -> Rows:
         return table_rows(owner, dataset, NEEDED)

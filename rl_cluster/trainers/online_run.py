@@ -122,13 +122,23 @@ class OnlineRun:
         with self._user_words():
             last = session.train(PromptSets(self.parts.train, held_out), self.config.run.steps)
         self.trained = True
-        best = self.hooks.state.best_model_checkpoint
-        if self.hooks.args.load_best_model_at_end and best is not None and Path(best).is_dir():
-            session.background.call(session.run.load_weights(Path(best)))
+        if self.hooks.args.load_best_model_at_end:
+            self._take_best(session)
         session.background.call(session.run.export())
         if not isinstance(self._model, str):
             self._model = put_back(self._model, session.folder.model)
         return last
+
+    def _take_best(self, session: TrainerSession) -> None:
+        best = self.hooks.state.best_model_checkpoint
+        if best is not None and Path(best).is_dir():
+            session.background.call(session.run.load_weights(Path(best)))
+            return
+        step = self.hooks.state.best_global_step
+        session.run.observer.note(
+            f"load_best_model_at_end: the best evaluation was at update {step}, of which there is no "
+            "checkpoint; the model of the last update stays."
+        )
 
     def evaluate(self, prompts: tuple[Prompt, ...]) -> Metrics:
         """Of the policy as it is now."""

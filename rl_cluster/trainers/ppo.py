@@ -18,6 +18,7 @@ from rl_cluster.algorithms.kl import exact_kl, kl_per_token
 from rl_cluster.checks import check_whole_number
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
+from rl_cluster.environments.for_runs import prompts_of
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
 from rl_cluster.own_folders import folder_to_write
@@ -26,7 +27,7 @@ from rl_cluster.trainers.model_folder import copy_model, model_target
 from rl_cluster.trainers.ppo_arguments import read_arguments
 from rl_cluster.trainers.ppo_checks import estimator_of, kl_config
 from rl_cluster.trainers.ppo_data import make_dataloader
-from rl_cluster.trainers.ppo_environment import EnvironmentSource, is_environment
+from rl_cluster.trainers.ppo_environment import EnvironmentSource, check_environment_alone, is_environment
 from rl_cluster.trainers.ppo_history import PPOHistory
 from rl_cluster.trainers.ppo_loop import TensorLoop
 from rl_cluster.trainers.ppo_prompts import encode_rows, read_rows
@@ -92,6 +93,8 @@ class PPOTrainer:
             self._dataloader = make_dataloader(
                 self.dataset, self.tokenizer, self.config.batch_size, self.config.seed, data_collator
             )
+        elif data_collator is not None:
+            raise BadInputError("PPOTrainer.data_collator: collates the rows of dataset=, which is not given.")
         self._environment: EnvironmentSource | None = None
         self._loop = TensorLoop(self._run, self._open_for_sampling)
 
@@ -143,12 +146,11 @@ class PPOTrainer:
 
     def _opening(self, prompts: Any, metadata: Any) -> Opening:
         if not is_environment(prompts):
-            if self.reward_fn is None:
+            if self.reward_fn is None and (self._environment is None or self._run.session is None):
                 raise BadInputError(NO_REWARD)
             self._run.scorer.call = self._reward
             return Opening(self._encode("prompts", prompts, metadata))
-        from rl_cluster.environments.for_runs import prompts_of
-
+        check_environment_alone(self.reward_fn, metadata)
         encoded = self._encode("environment.prompts", prompts_of(prompts))
         if self._environment is None:
             self._environment = EnvironmentSource(prompts)

@@ -7,6 +7,8 @@ from typing import Literal
 from rl_cluster.checks import check_number, check_whole_number
 from rl_cluster.config.algorithm import KLConfig
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers.arguments import check_cluster
+from rl_cluster.trainers.defaults import is_given
 from rl_cluster.trainers.ppo_config import PPOConfig
 
 LONGEST_PROMPT = 512
@@ -81,6 +83,7 @@ def check_ppo_config(config: PPOConfig) -> None:
             raise BadInputError(f"PPOConfig.{name}={getattr(config, name)!r}: must be one of {options}.")
     kl_config(config)
     device_of(config)
+    check_cluster("PPOConfig", config.cluster, config.backend, config.settings)
     num_mini_batches(config)
 
 
@@ -103,21 +106,22 @@ def _check_numbers(config: PPOConfig) -> None:
 
 
 def kl_config(config: PPOConfig) -> KLConfig:
-    """AutoTrain's names count where they were changed; TRL's, once any of TRL's is used; else AutoTrain's.
+    """AutoTrain's names count where they are given; TRL's, once any of TRL's is given; else AutoTrain's.
 
     TRL's `kl_penalty` or `adap_kl_ctrl` given alone bring TRL's defaults 0.2, 6 and 10,000 with them.
     """
     pairs = (("kl_penalty_coef", "init_kl_coef"), ("kl_target", "target"), ("kl_horizon", "horizon"))
     in_trl = config.kl_penalty is not None or config.adap_kl_ctrl is not None
-    in_trl = in_trl or any(_changed(config, trl) for _, trl in pairs)
+    in_trl = in_trl or any(is_given(getattr(config, trl)) for _, trl in pairs)
     values = []
     for own, trl in pairs:
-        if _changed(config, own) and _changed(config, trl) and getattr(config, own) != getattr(config, trl):
+        ours, trls = getattr(config, own), getattr(config, trl)
+        if is_given(ours) and is_given(trls) and ours != trls:
             raise BadInputError(
-                f"PPOConfig.{own}={getattr(config, own)!r}, {trl}={getattr(config, trl)!r}: they are two "
-                "names of one setting. Give one of them."
+                f"PPOConfig.{own}={ours!r}, {trl}={trls!r}: they are two names of one setting. Give one of "
+                "them."
             )
-        values.append(getattr(config, own if _changed(config, own) or not in_trl else trl))
+        values.append(float(ours if is_given(ours) or not in_trl else trls))
     coef, target, horizon = values
     adaptive = config.adap_kl_ctrl is not False and coef > 0
     return KLConfig(
@@ -135,10 +139,6 @@ def estimator_of(config: PPOConfig) -> Estimator:
     if kind not in ESTIMATORS:
         raise BadInputError(f'PPOConfig.kl_penalty={kind!r}: must be one of "kl", "abs", "mse", "full".')
     return ESTIMATORS[kind]
-
-
-def _changed(config: PPOConfig, name: str) -> bool:
-    return bool(getattr(config, name) != type(config).__dataclass_fields__[name].default)
 
 
 def num_mini_batches(config: PPOConfig) -> int:

@@ -7,15 +7,15 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from rl_cluster.errors import BadInputError
-
-CLIP_RATIO = 0.2
+from rl_cluster.trainers.defaults import Default, is_given
 
 
 @dataclass
 class PPOConfig:
     """Settings of a PPOTrainer; `rl_cluster.trainers.ppo_run_config` says what becomes of each.
 
-    They may be changed until the trainer starts its workers (the first train, generate or step); a change
+    A KL setting, or clip_ratio, that is given counts as given also where it equals its default
+    (rl_cluster.trainers.defaults). Settings may be changed until the trainer starts its workers (the first train, generate or step); a change
     after that is refused. Lengths are in tokens, divergences in nats.
     """
 
@@ -32,15 +32,15 @@ class PPOConfig:
     """Passes over each batch."""
     gamma: float = 0.99
     lam: float = 0.95
-    clip_ratio: float = CLIP_RATIO
+    clip_ratio: float = Default(0.2)
     """The ratio is clipped to 1 ± this. Also called clip_param."""
     value_clip: float = 0.2
     max_grad_norm: float = 1.0
-    kl_penalty_coef: float = 0.01
+    kl_penalty_coef: float = Default(0.01)
     """β, at the start where it is adaptive; 0: no reference. TRL's name: init_kl_coef."""
-    kl_target: float = 0.01
+    kl_target: float = Default(0.01)
     """The KL per response that the adaptive controller steers to. TRL's name: target."""
-    kl_horizon: float = 10_000
+    kl_horizon: float = Default(10_000)
     """The controller's time constant, in responses. TRL's name: horizon."""
     entropy_coef: float = 0.01
     value_coef: float = 0.5
@@ -60,9 +60,9 @@ class PPOConfig:
     """Estimator: "kl" (k1), "abs" (|d|), "mse" (½ d²); d = log π − log reference. None: "kl"."""
     adap_kl_ctrl: bool | None = None
     """False: β stays. None: adaptive."""
-    init_kl_coef: float = 0.2
-    target: float = 6.0
-    horizon: float = 10_000
+    init_kl_coef: float = Default(0.2)
+    target: float = Default(6.0)
+    horizon: float = Default(10_000)
     epochs: int = 1
     """For your own loop, `for epoch in range(config.epochs)`; train() counts iterations."""
 
@@ -113,14 +113,17 @@ class PPOConfig:
     """Another name of clip_ratio."""
 
     def __post_init__(self, clip_param: float | None) -> None:
-        if clip_param is None:
+        if clip_param is None or not is_given(clip_param):
             return
-        if self.clip_ratio not in (clip_param, CLIP_RATIO):
+        if is_given(self.clip_ratio):
+            # dataclasses.replace reads the alias from the old configuration and hands it over with the new.
+            if isinstance(clip_param, _Echo) or clip_param == self.clip_ratio:
+                return
             raise BadInputError(
                 f"PPOConfig.clip_param={clip_param!r}: clip_ratio={self.clip_ratio!r} is given too. They are "
                 "one setting: give one of them."
             )
-        self.clip_ratio = clip_param
+        self.clip_ratio = float(clip_param) if isinstance(clip_param, _Echo) else clip_param
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses names that are not settings: a typing error would otherwise have no effect."""
@@ -129,9 +132,18 @@ class PPOConfig:
         object.__setattr__(self, name, value)
 
 
+class _Echo(float):
+    """What clip_param reads as: clip_ratio, under its other name."""
+
+
+def _clip_param(config: PPOConfig) -> float:
+    value = config.clip_ratio
+    return _Echo(value) if is_given(value) and isinstance(value, float) else value
+
+
 def _set_clip_ratio(config: PPOConfig, value: float) -> None:
     config.clip_ratio = value
 
 
 # After the class is made, so that the constructor's default is None and not this.
-PPOConfig.clip_param = property(lambda config: config.clip_ratio, _set_clip_ratio)  # type: ignore[attr-defined]
+PPOConfig.clip_param = property(_clip_param, _set_clip_ratio)  # type: ignore[attr-defined]

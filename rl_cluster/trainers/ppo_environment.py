@@ -22,6 +22,17 @@ def is_environment(value: Any) -> bool:
     return all(callable(getattr(value, name, None)) for name in ("reset", "step"))
 
 
+def check_environment_alone(reward_fn: Any, metadata: Any) -> None:
+    """train(env) is paid by the environment: BadInputError for a reward and metadata that nobody would read."""
+    if reward_fn is not None:
+        raise BadInputError(
+            "PPOTrainer.reward_fn: train(env) takes its rewards from the environment, so this one would never "
+            "be called. Leave it out, or give it to the environment (TextGenerationEnv(reward_fn=...))."
+        )
+    if metadata is not None:
+        raise BadInputError("metadata: goes with prompts; an environment brings its own. Leave it out.")
+
+
 class EnvironmentSource:
     """Implements the factory of a run: f(tokenizer) -> an environment that nobody else uses."""
 

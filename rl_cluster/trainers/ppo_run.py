@@ -21,6 +21,7 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Hooks
 from rl_cluster.run_claim import preparing
 from rl_cluster.run_folder import resolve_run_dir, run_dir_of
+from rl_cluster.trainers.defaults import is_given
 from rl_cluster.trainers.ppo_arguments import PPOArguments
 from rl_cluster.trainers.ppo_checks import num_mini_batches, prompt_limit
 from rl_cluster.trainers.ppo_config import PPOConfig
@@ -147,7 +148,9 @@ class PPORun:
     def _place(self, opening: Opening, backend: Any, reward_path: str = "start/reward") -> RunPlace:
         scorer: ScorerConfig = CallableScorer(name=REWARD, timeout_seconds=self.config.reward_timeout_seconds)
         if self.reward_model is not None:
-            scorer = RewardModelScorer(name=REWARD, path=reward_path)
+            scorer = RewardModelScorer(
+                name=REWARD, path=reward_path, timeout_seconds=self.config.reward_timeout_seconds
+            )
         environment, temperature = None, None
         stop: tuple[str, ...] = ()
         if opening.environment is not None:
@@ -169,10 +172,6 @@ class PPORun:
 
     def _backend(self) -> str:
         if self.config.cluster is not None:
-            if self.config.backend == "local":
-                raise BadInputError(
-                    f'PPOConfig.cluster={self.config.cluster!r}: backend="local" uses none. Set one.'
-                )
             os.environ["RAY_ADDRESS"] = self.config.cluster
             return "ray"
         return choose_backend(self.config.backend, self.model.num_parameters() or UNKNOWN_SIZE)  # type: ignore[arg-type]
@@ -193,8 +192,10 @@ class PPORun:
         return str(save_prompts(run_dir, *_columns(eval_prompts), "eval_prompts.jsonl"))
 
     def _hooks(self, run_dir: str) -> tuple[Hooks, ...]:
-        if not self._callbacks:
-            return (self.log,)
+        own = tuple(callback for callback in self._callbacks if is_hooks(callback))
+        callbacks = [callback for callback in self._callbacks if not is_hooks(callback)]
+        if not callbacks:
+            return (self.log, *own)
         from transformers import TrainingArguments
 
         from rl_cluster.trainers.callbacks import CallbackHooks
@@ -207,22 +208,18 @@ class PPORun:
         model = self.model.module if self.model.is_loaded else None
         hooks = CallbackHooks(
             arguments,
-            self._callbacks,
+            callbacks,
             updates_per_step=updates,
             model=model,
             processing_class=self.tokenizer,
         )
-        return (self.log, hooks)
+        return (self.log, *own, hooks)
 
     def _check_unchanged(self, opening: Opening) -> None:
-        if self.config != self._started_with:
-            names = [
-                name
-                for name, value in vars(self.config).items()
-                if value != getattr(self._started_with, name)
-            ]
+        changed = changed_setting(self.config, self._started_with)
+        if changed is not None:
             raise BadInputError(
-                f"PPOConfig.{names[0]}: was changed after the workers had started, and can no longer act. "
+                f"PPOConfig.{changed}: was changed after the workers had started, and can no longer act. "
                 "Change settings before the first call, or make a new trainer from trainer.model."
             )
         if opening.environment is not self._environment:
@@ -231,6 +228,24 @@ class PPORun:
                 f"{'prompts' if self._environment is None else 'an environment'}. Make a new one, from "
                 "trainer.model, to go on with the other."
             )
+
+
+def is_hooks(callback: Any) -> bool:
+    """Whether it is loop.Hooks, and not a TrainerCallback of transformers (an object or a class)."""
+    return not isinstance(callback, type) and all(
+        callable(getattr(callback, name, None)) for name in ("on_begin", "on_evaluate", "on_step", "on_save")
+    )
+
+
+def changed_setting(now: PPOConfig, before: PPOConfig | None) -> str | None:
+    """The first setting that differs, also where a default was only now given as such."""
+    if before is None:
+        return None
+    for name, value in vars(now).items():
+        old = getattr(before, name)
+        if value != old or is_given(value) != is_given(old):
+            return name
+    return None
 
 
 def _reward_model(reward: Any) -> Any:

@@ -19,6 +19,7 @@ from rl_cluster.trainers.arguments import (
     build_config,
     check_arguments,
     check_backend,
+    check_cluster,
     read_settings,
 )
 from rl_cluster.trainers.rloo_config import RLOOConfig
@@ -45,7 +46,6 @@ OWN_FIELDS = {
     "reward_clip_range": "rewards.shaping.clip",
     "normalize_advantage": "algorithm.normalize_advantage",
     "token_level_kl": "algorithm.kl.place",
-    "ds3_gather_for_generation": "nothing: engines keep weights of their own, and ZeRO-3 shards are streamed",
     "warmup_ratio": "optimizer.warmup_steps",
     "overwrite_output_dir": "an earlier run in output_dir is deleted",
     "world_size": "learner.num_ranks",
@@ -101,6 +101,9 @@ def check_rloo_config(config: RLOOConfig) -> None:
         if not isinstance(getattr(config, name), bool):
             raise BadInputError(f"RLOOConfig.{name}={getattr(config, name)!r}: must be True or False.")
     check_backend("RLOOConfig", config.backend)
+    check_cluster("RLOOConfig", config.cluster, config.backend, read_settings(config.settings))
+    if config.total_episodes is not None and config.max_steps > 0:
+        raise BadInputError("RLOOConfig.total_episodes and max_steps are both given: give one.")
     if config.warmup_ratio and config.warmup_steps:
         raise BadInputError("RLOOConfig.warmup_ratio and warmup_steps are both given: give one.")
 

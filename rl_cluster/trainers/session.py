@@ -85,6 +85,9 @@ def check_same_settings(before: RunConfig | FitConfig, now: RunConfig | FitConfi
     """Raise BadInputError where a resumed run has settings that would train otherwise than before."""
     old, new = (_flat(config.model_dump(mode="json", by_alias=True)) for config in (before, now))
     for name in {**old, **new}:
+        # A run whose last batch was cut short cannot have the rest of its updates later.
+        if name == "run.max_updates" and old.get(name) is None:
+            continue
         if old.get(name) != new.get(name) and not name.startswith(MAY_CHANGE):
             raise BadInputError(
                 f"resume_from_checkpoint: {name} is {new.get(name)!r} and was {old.get(name)!r} in "

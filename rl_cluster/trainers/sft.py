@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rl_cluster.config.fit import SFT
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers.fit_checks import check_switch
 from rl_cluster.trainers.fit_settings import FitSettings
 from rl_cluster.trainers.fit_trainer import FitTrainer, Rows
 from rl_cluster.trainers.pair_rows import table_rows
@@ -36,6 +37,9 @@ class SFTTrainer(FitTrainer):
     config_class = SFTConfig
     columns = {"loss": "train/loss"}
     evaluated = ("loss",)
+
+    def _check(self) -> None:
+        check_switch("SFTConfig.completion_only_loss", self.config.completion_only_loss)
 
     def _rows(self, owner: str, dataset: Any) -> Rows:
         return demonstration_rows(owner, dataset)

@@ -10,12 +10,12 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from rl_cluster.config import RunConfig
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers import without_effect
 from rl_cluster.trainers.arguments import ACTS
 from rl_cluster.trainers.grpo_config import GRPOConfig
 from rl_cluster.trainers.grpo_run_config import (
     OWN_FIELDS,
     OWN_REFUSED,
-    OWN_WITHOUT_EFFECT,
     Data,
     check_grpo_config,
     counts_of,
@@ -37,7 +37,9 @@ def test_every_field_is_in_exactly_one_table() -> None:
     own = {f.name for f in dataclasses.fields(GRPOConfig)} - {
         f.name for f in dataclasses.fields(TrainingArguments)
     }
-    assert sorted([*OWN_FIELDS, *OWN_REFUSED, *OWN_WITHOUT_EFFECT]) == sorted(own)
+    never = {"ds3_gather_for_generation", "disable_dropout"}
+    assert never < set(without_effect.GRPO)
+    assert sorted([*OWN_FIELDS, *OWN_REFUSED, *never]) == sorted(own)
 
 
 ACTING = [
@@ -64,6 +66,10 @@ ACTING = [
     ({"gradient_accumulation_steps": 2, "steps_per_generation": 4}, "algorithm.num_mini_batches", 2),
     ({"num_iterations": 3}, "algorithm.num_epochs", 3),
     ({"num_iterations": 3, "max_steps": 12}, "run.steps", 4),
+    ({"num_iterations": 3, "max_steps": 12}, "run.max_updates", None),
+    ({"num_iterations": 2, "max_steps": 3}, "run.steps", 2),
+    ({"num_iterations": 2, "max_steps": 3}, "run.max_updates", 3),
+    ({"num_iterations": 2, "max_steps": 3, "warmup_ratio": 0.4}, "optimizer.warmup_steps", 2),
     ({"num_iterations": 3, "save_steps": 7}, "checkpoint.every", 3),
     ({"settings": {"learner.num_ranks": 2}}, "batch.prompts_per_step", 2),
     ({"shuffle_dataset": False}, "data.shuffle", False),
@@ -122,6 +128,7 @@ def test_fields_act(options: dict[str, Any], name: str, expected: Any) -> None:
 def test_every_own_field_has_a_case_above_or_in_the_trainers_tests() -> None:
     shown = {name for options, _, _ in ACTING for name in options} | ACTS
     elsewhere = {"max_prompt_length", "reward_weights", "overwrite_output_dir", "backend", "cluster"}
+    elsewhere |= {"use_vllm"}
     assert set(OWN_FIELDS) - shown - elsewhere == set()
 
 
@@ -151,6 +158,14 @@ def test_every_own_field_has_a_case_above_or_in_the_trainers_tests() -> None:
         ({"model_init_kwargs": "{"}, "model_init_kwargs"),
         ({"num_train_epochs": 0.0}, "num_train_epochs=0.0"),
         ({"backend": "k8s"}, "GRPOConfig.backend='k8s'"),
+        ({"backend": "local", "cluster": "10.0.0.1:6379"}, r"GRPOConfig.cluster='10.0.0.1:6379': backend="),
+        ({"settings": {"cluster.backend": "local"}, "cluster": "auto"}, r"GRPOConfig.cluster='auto'"),
+        ({"backend": "local", "use_vllm": True}, "use_vllm=True"),
+        ({"settings": {"cluster.backend": "local"}, "use_vllm": True}, "use_vllm=True"),
+        ({"ref_model_sync_steps": 64}, "ref_model_sync_steps=64: not here; it belongs to sync_ref_model"),
+        ({"ref_model_mixup_alpha": 0.5}, "ref_model_mixup_alpha=0.5: not here"),
+        ({"warmup_ratio": 0.1, "warmup_steps": 2}, "give one"),
+        ({"model_init_kwargs": {"dtype": "float16"}}, "dtype='float16': must be float32 or bfloat16"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import pickle
 from typing import Any
 
@@ -15,6 +16,7 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.ppo_checks import kl_config
 from rl_cluster.trainers.ppo_config import PPOConfig
+from rl_cluster.trainers.ppo_run import changed_setting
 from rl_cluster.trainers.ppo_run_config import RunPlace, ppo_run_config
 
 PLACE = RunPlace(
@@ -172,6 +174,13 @@ def test_mini_batches_and_accumulation_make_the_updates_of_a_pass() -> None:
         ({"kl_target": 1.0}, 0.01, 1.0, 10_000, "adaptive"),
         ({"kl_penalty_coef": 0.0}, 0.0, 0.01, 10_000, "fixed"),
         ({"init_kl_coef": 0.3, "kl_penalty_coef": 0.3}, 0.3, 6.0, 10_000, "adaptive"),
+        # Given with the number of the default: given.
+        ({"adap_kl_ctrl": False, "kl_penalty_coef": 0.01}, 0.01, 6.0, 10_000, "fixed"),
+        ({"kl_penalty": "abs", "kl_target": 0.01}, 0.2, 0.01, 10_000, "adaptive"),
+        ({"adap_kl_ctrl": True, "kl_penalty_coef": 0.01, "kl_target": 0.01}, 0.01, 0.01, 10_000, "adaptive"),
+        ({"init_kl_coef": 0.2}, 0.2, 6.0, 10_000, "adaptive"),
+        ({"target": 6}, 0.2, 6.0, 10_000, "adaptive"),
+        ({"horizon": 10_000, "kl_penalty_coef": 0.01}, 0.01, 6.0, 10_000, "adaptive"),
     ],
 )
 def test_both_families_of_kl_names_are_understood(
@@ -200,6 +209,12 @@ def test_clip_param_and_clip_ratio_are_one_setting() -> None:
     assert config.clip_ratio == 0.1
     with pytest.raises(BadInputError, match=r"clip_param=0\.3: clip_ratio=0\.1 is given too"):
         PPOConfig(clip_ratio=0.1, clip_param=0.3)
+    with pytest.raises(BadInputError, match=r"clip_param=0\.3: clip_ratio=0\.2 is given too"):
+        PPOConfig(clip_ratio=0.2, clip_param=0.3)
+    assert PPOConfig(clip_ratio=0.3, clip_param=0.3).clip_ratio == 0.3
+    assert PPOConfig(clip_param=PPOConfig(clip_param=0.3).clip_param).clip_ratio == 0.3
+    assert dataclasses.replace(PPOConfig(clip_param=0.3), clip_ratio=0.1).clip_param == 0.1
+    assert dataclasses.replace(PPOConfig(), clip_ratio=0.1).clip_ratio == 0.1
 
 
 def test_a_configuration_can_be_copied_and_sent_elsewhere() -> None:
@@ -207,6 +222,34 @@ def test_a_configuration_can_be_copied_and_sent_elsewhere() -> None:
     for other in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), dataclasses.replace(config)):
         assert other == config
     assert dataclasses.replace(config, gamma=0.6).gamma == 0.6
+
+
+COPIES = [copy.deepcopy, lambda config: pickle.loads(pickle.dumps(config)), dataclasses.replace, copy.copy]
+
+
+@pytest.mark.parametrize("make", COPIES)
+def test_what_was_given_stays_given_in_a_copy_and_nothing_else_becomes_so(make: Any) -> None:
+    given = make(PPOConfig(adap_kl_ctrl=False, kl_penalty_coef=0.01))
+    assert kl_config(given).coef == 0.01
+    assert kl_config(make(PPOConfig(adap_kl_ctrl=False))).coef == 0.2
+    later = make(PPOConfig(adap_kl_ctrl=False))
+    later.kl_penalty_coef = 0.01
+    assert kl_config(later).coef == 0.01
+
+
+def test_defaults_read_as_the_numbers_they_are() -> None:
+    config = PPOConfig()
+    assert (repr(config.kl_penalty_coef), f"{config.init_kl_coef:g}") == ("0.01", "0.2")
+    assert json.dumps(dataclasses.asdict(config)["kl_penalty_coef"]) == "0.01"
+    assert config == PPOConfig(kl_penalty_coef=0.01, target=6.0, clip_ratio=0.2)
+
+
+def test_a_default_that_is_given_after_the_start_counts_as_a_change() -> None:
+    before = PPOConfig(adap_kl_ctrl=False)
+    now = copy.deepcopy(before)
+    assert changed_setting(now, before) is None
+    now.kl_penalty_coef = 0.01
+    assert changed_setting(now, before) == "kl_penalty_coef"
 
 
 def test_an_environments_temperature_and_stops_become_the_runs() -> None:
@@ -234,6 +277,9 @@ def test_prompts_get_the_room_that_responses_leave() -> None:
         ({"kl_horizon": 0}, "PPOConfig.kl_horizon=0"),
         ({"kl_penalty": "k9"}, "kl_penalty='k9'"),
         ({"kl_penalty_coef": 0.1, "init_kl_coef": 0.3}, "two names of one setting"),
+        ({"kl_penalty_coef": 0.01, "init_kl_coef": 0.2}, "two names of one setting"),
+        ({"backend": "local", "cluster": "10.0.0.1:6379"}, "PPOConfig.cluster='10.0.0.1:6379'"),
+        ({"settings": {"cluster.backend": "local"}, "cluster": "auto"}, "PPOConfig.cluster='auto'"),
         ({"device": "tpu"}, "PPOConfig.device='tpu'"),
         ({"backend": "slurm"}, "PPOConfig.backend='slurm'"),
         ({"bf16": "yes"}, "PPOConfig.bf16='yes'"),

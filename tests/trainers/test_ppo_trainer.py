@@ -166,7 +166,7 @@ def test_it_trains_in_an_environment_that_may_change_between_calls(tokenizer: An
         tokenizer, ["00=", "11="], max_length=2, reward_fn=reward, prompt_levels={"hard": ["23=", "32="]}
     )
     model = new_model(tokenizer)
-    with PPOTrainer(settings(tmp_path / "run"), model, tokenizer, echo) as trainer:
+    with PPOTrainer(settings(tmp_path / "run"), model, tokenizer) as trainer:
         assert trainer.train(env, num_iterations=1).model is model
         env.set_difficulty("hard")
         history = trainer.train(env, num_iterations=1)

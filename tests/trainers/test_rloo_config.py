@@ -11,7 +11,8 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from rl_cluster.config import RunConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.arguments import ACTS, REFUSED, WITHOUT_EFFECT, check_arguments
+from rl_cluster.trainers import without_effect
+from rl_cluster.trainers.arguments import ACTS, REFUSED, check_arguments
 from rl_cluster.trainers.rloo_config import RLOOConfig
 from rl_cluster.trainers.rloo_run_config import (
     OWN_FIELDS,
@@ -37,10 +38,10 @@ def mapped(**options: Any) -> RunConfig:
 
 def test_every_field_is_in_exactly_one_table() -> None:
     names = [field.name for field in dataclasses.fields(TrainingArguments)]
-    without_effect = [name for names in WITHOUT_EFFECT.values() for name in names.split()]
-    assert sorted([*ACTS, *REFUSED, *without_effect]) == sorted(names)
+    assert sorted([*ACTS, *REFUSED, *without_effect.TRAINING_ARGUMENTS]) == sorted(names)
     own = {field.name for field in dataclasses.fields(RLOOConfig)} - set(names)
-    assert own == set(OWN_FIELDS)
+    assert own == {*OWN_FIELDS, "ds3_gather_for_generation"}
+    assert "ds3_gather_for_generation" in without_effect.RLOO
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
@@ -206,6 +207,13 @@ def test_every_own_field_and_every_argument_that_acts_has_a_case_above() -> None
         ({"stop_token": "eos", "stop_token_id": 3}, "exclude each other"),
         ({"token_level_kl": "yes"}, "RLOOConfig.token_level_kl='yes'"),
         ({"backend": "slurm"}, "RLOOConfig.backend='slurm'"),
+        ({"backend": "local", "cluster": "10.0.0.1:6379"}, r"RLOOConfig.cluster='10.0.0.1:6379': backend="),
+        ({"settings": {"cluster.backend": "local"}, "cluster": "auto"}, r"RLOOConfig.cluster='auto'"),
+        ({"total_episodes": 8, "max_steps": 2}, "total_episodes and max_steps are both given"),
+        ({"eval_on_start": True}, "eval_on_start=True: needs an eval_strategy"),
+        ({"bf16_full_eval": True}, "bf16_full_eval=True: evaluations have the dtype of training"),
+        ({"ignore_data_skip": True}, "ignore_data_skip=True: has no meaning here"),
+        ({"metric_for_best_model": "bleu"}, "metric_for_best_model='bleu': evaluations have loss, reward"),
         ({"warmup_ratio": 0.1, "warmup_steps": 2}, "give one"),
         ({"settings": "x"}, "settings='x': not JSON"),
         ({"settings": {"learner.ranks": 2}}, "learner.ranks"),

@@ -113,7 +113,11 @@ def critic_is_sound(config: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 def schedule_fits(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     algorithm, warmup = config.algorithm, config.optimizer.warmup_steps
-    updates = config.run.steps * algorithm.num_epochs * algorithm.num_mini_batches
+    each, limit = algorithm.num_epochs * algorithm.num_mini_batches, config.run.max_updates
+    if limit is not None and not (config.run.steps - 1) * each < limit <= config.run.steps * each:
+        reason = f"does not end in the last of the {config.run.steps} steps, of {each} updates each"
+        yield Problem("run.max_updates", limit, reason, f"Set run.steps to {-(-limit // each)}.")
+    updates = limit or config.run.steps * each
     if warmup >= updates:
         reason = f"the run has only {updates} updates (steps × epochs × mini-batches)"
         yield Problem("optimizer.warmup_steps", warmup, reason, f"Give fewer than {updates}.")
