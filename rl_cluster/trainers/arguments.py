@@ -165,7 +165,9 @@ def _evaluation_problems(args: TrainingArguments) -> list[str]:
     if args.load_best_model_at_end and not evaluates:
         problems.append("load_best_model_at_end=True: needs an eval_strategy, or nothing says which is best.")
     if args.eval_on_start and not evaluates:
-        problems.append("eval_on_start=True: needs an eval_strategy; with one, the start is evaluated always.")
+        problems.append(
+            "eval_on_start=True: needs an eval_strategy; with one, the start is evaluated always."
+        )
     if args.bf16_full_eval and not args.bf16:
         problems.append("bf16_full_eval=True: evaluations have the dtype of training; set bf16=True.")
     metric = args.metric_for_best_model

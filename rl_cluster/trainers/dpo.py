@@ -21,8 +21,8 @@ __all__ = ["DPOConfig", "DPOTrainer", "PreferenceDataset"]
 @dataclass
 class DPOConfig(FitSettings):
     """beta: strength of the tie to the reference. label_smoothing: probability that a label is wrong
-    (conservative DPO; of the sigmoid loss). reference_free: the reference is taken to be uniform. loss_type: ipo is Azar et al.
-    2023, hinge SLiC's."""
+    (conservative DPO; of the sigmoid loss). reference_free: the reference is taken to be uniform. loss_type:
+    ipo is Azar et al. 2023, hinge SLiC's."""
 
     beta: float = 0.1
     label_smoothing: float = 0.0

@@ -27,6 +27,7 @@ from rl_cluster.config.run import (
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.fit_checks import check_settings
 
+
 @dataclass
 class FitSettings:
     """Common to DPO, ORPO, KTO, SFT and reward training.
@@ -99,7 +100,9 @@ def fit_config(
             gradient_checkpointing=settings.gradient_checkpointing,
             lora=None
             if lora is None
-            else LoRAConfig(rank=lora, alpha=float(settings.lora_alpha), dropout=float(settings.lora_dropout)),
+            else LoRAConfig(
+                rank=lora, alpha=float(settings.lora_alpha), dropout=float(settings.lora_dropout)
+            ),
         ),
         data=FitDataConfig(
             source="given",

@@ -10,10 +10,10 @@ from rl_cluster.errors import BadInputError
 ACTS = frozenset(("r", "lora_alpha", "lora_dropout", "target_modules"))
 WITHOUT_EFFECT = frozenset(
     ("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
-    # Belong to a field that is refused.
-    + ("megatron_core", "qalora_group_size", "runtime_config", "layers_pattern")
 )
-"""Say what the adapters belong to, which is the trainer's model."""
+"""They say what the adapters belong to, which is the trainer's model."""
+OF_REFUSED = frozenset(("megatron_core", "qalora_group_size", "layers_pattern"))
+"""Belong to a field that is refused."""
 
 
 def lora_section(peft_config: Any) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def lora_section(peft_config: Any) -> dict[str, Any]:
     if type(peft_config).__name__ != "LoraConfig":
         raise BadInputError(f"peft_config is {type(peft_config).__name__}: give a peft.LoraConfig.")
     for field in dataclasses.fields(peft_config):
-        if field.name in ACTS | WITHOUT_EFFECT:
+        if field.name in ACTS | WITHOUT_EFFECT | OF_REFUSED:
             continue
         plain = field.default
         if field.default_factory is not dataclasses.MISSING:

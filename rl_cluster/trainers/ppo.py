@@ -94,7 +94,9 @@ class PPOTrainer:
                 self.dataset, self.tokenizer, self.config.batch_size, self.config.seed, data_collator
             )
         elif data_collator is not None:
-            raise BadInputError("PPOTrainer.data_collator: collates the rows of dataset=, which is not given.")
+            raise BadInputError(
+                "PPOTrainer.data_collator: collates the rows of dataset=, which is not given."
+            )
         self._environment: EnvironmentSource | None = None
         self._loop = TensorLoop(self._run, self._open_for_sampling)
 

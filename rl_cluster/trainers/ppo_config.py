@@ -15,8 +15,8 @@ class PPOConfig:
     """Settings of a PPOTrainer; `rl_cluster.trainers.ppo_run_config` says what becomes of each.
 
     A KL setting, or clip_ratio, that is given counts as given also where it equals its default
-    (rl_cluster.trainers.defaults). Settings may be changed until the trainer starts its workers (the first train, generate or step); a change
-    after that is refused. Lengths are in tokens, divergences in nats.
+    (rl_cluster.trainers.defaults). Settings may be changed until the trainer starts its workers (the first
+    train, generate or step); a change after that is refused. Lengths are in tokens, divergences in nats.
     """
 
     model_name: str | None = None

@@ -23,11 +23,11 @@ def is_environment(value: Any) -> bool:
 
 
 def check_environment_alone(reward_fn: Any, metadata: Any) -> None:
-    """train(env) is paid by the environment: BadInputError for a reward and metadata that nobody would read."""
+    """train(env) is paid by the environment: BadInputError for what nobody would read beside it."""
     if reward_fn is not None:
         raise BadInputError(
-            "PPOTrainer.reward_fn: train(env) takes its rewards from the environment, so this one would never "
-            "be called. Leave it out, or give it to the environment (TextGenerationEnv(reward_fn=...))."
+            "PPOTrainer.reward_fn: train(env) takes its rewards from the environment, so this one would "
+            "never be called. Leave it out, or give it to the environment (TextGenerationEnv(reward_fn=...))."
         )
     if metadata is not None:
         raise BadInputError("metadata: goes with prompts; an environment brings its own. Leave it out.")

@@ -132,7 +132,9 @@ def _algorithm(config: PPOConfig) -> PPO:
         stop_at_approx_kl=EARLY_STOPPING_FACTOR * config.target_kl if config.early_stopping else None,
         kl=kl_config(config),
         loss=PolicyLossConfig(
-            clip_low=float(config.clip_ratio), clip_high=float(config.clip_ratio), entropy_coef=config.entropy_coef
+            clip_low=float(config.clip_ratio),
+            clip_high=float(config.clip_ratio),
+            entropy_coef=config.entropy_coef,
         ),
     )
 

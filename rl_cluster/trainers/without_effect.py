@@ -1,7 +1,7 @@
-"""Every accepted name that cannot matter here, with the reason: the one list, which docs/without_effect.md prints.
+"""Every accepted name that cannot matter here, with the reason: the list that docs/without_effect.md prints.
 
-A name that is not here acts, or is refused with a remedy. A name that acts only beside another setting is here
-with that condition.
+A name that is not here acts, or is refused with a remedy. A name that acts only beside another setting is
+here with that condition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRAINING_ARGUMENTS = {
     "batch_eval_metrics": _ENGINE,
     "prediction_loss_only": "an evaluation's metrics are scores of completions, not losses",
     "include_for_metrics": "there is no compute_metrics; rewards get the prompts' columns",
-    "eval_on_start": "with an eval_strategy (else refused): the evaluation before the first step is always made",
+    "eval_on_start": "with an eval_strategy (else refused): the start is always evaluated",
     "bf16_full_eval": "with bf16 (else refused): evaluations have the dtype of training",
     "dataloader_num_workers": _NO_LOADER,
     "dataloader_pin_memory": _NO_LOADER,
@@ -89,7 +89,7 @@ GRPO = {
 
 PPO = {
     "model_name": "where the trainer is given a model",
-    "epochs": "read by a loop of your own, `for epoch in range(config.epochs)`; train() counts num_iterations",
+    "epochs": "for a loop of your own, `range(config.epochs)`; train() counts num_iterations",
     "target_kl": "without early_stopping",
     "kl_target": "where β is fixed (adap_kl_ctrl=False, or β = 0)",
     "kl_horizon": "where β is fixed (adap_kl_ctrl=False, or β = 0)",
@@ -97,7 +97,7 @@ PPO = {
     "horizon": "where β is fixed (adap_kl_ctrl=False, or β = 0)",
     "eval_every": "without eval_prompts",
     "temperature": "in train(env), where the environment says with what its actions are sampled",
-    "reward_timeout_seconds": "in train(env): the environment pays, and rollout.deadline_seconds is its limit",
+    "reward_timeout_seconds": "in train(env): the environment pays; rollout.deadline_seconds limits it",
 }
 
 FIT = {
@@ -143,8 +143,9 @@ def page() -> str:
     """docs/without_effect.md."""
     parts = [
         "# Accepted, and without effect\n",
-        "Every setting of a front acts, is refused with a remedy, or stands on this page. A condition says when "
-        "the name has no effect; otherwise it never has. Printed from `rl_cluster/trainers/without_effect.py`.\n",
+        "Every setting of a front acts, is refused with a remedy, or stands on this page. A condition says "
+        "when the name has no effect; without one it never has. Printed from "
+        "`rl_cluster/trainers/without_effect.py`.\n",
     ]
     for front, names in WITHOUT_EFFECT.items():
         rows = "".join(f"| `{name}` | {reason} |\n" for name, reason in names.items())

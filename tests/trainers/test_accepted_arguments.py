@@ -1,4 +1,4 @@
-"""What a trainer accepts acts, or is refused before anything starts: arguments and settings beside each other."""
+"""What a trainer accepts acts, or is refused before anything starts: arguments beside settings."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def test_a_reward_beside_an_environment_is_refused_and_so_is_metadata(tmp_path: 
     env = rl_cluster.TextGenerationEnv(tokenizer, ["11="], max_length=2)
     config = rl_cluster.PPOConfig(max_new_tokens=2, output_dir=str(tmp_path / "run"), backend="local")
     both = rl_cluster.PPOTrainer(config, policy, tokenizer, lambda prompts, responses: [0.0])
-    with pytest.raises(BadInputError, match=r"reward_fn: train\(env\) takes its rewards from the environment"):
+    with pytest.raises(
+        BadInputError, match=r"reward_fn: train\(env\) takes its rewards from the environment"
+    ):
         both.train(env)
     with pytest.raises(BadInputError, match="metadata: goes with prompts"):
         rl_cluster.PPOTrainer(config, policy, tokenizer).train(env, metadata=[{"a": 1}])
@@ -210,7 +212,7 @@ def test_a_reference_for_an_objective_without_one_is_refused(kind: str) -> None:
 
 def test_a_reference_must_be_a_model_for_kto_too() -> None:
     policy, tokenizer = tiny_model()
-    with pytest.raises(BadInputError, match="KTOTrainer.ref_model is int 3"):
+    with pytest.raises(BadInputError, match=r"KTOTrainer\.ref_model is int 3"):
         rl_cluster.KTOTrainer(rl_cluster.KTOConfig(), policy, tokenizer, ref_model=3)
 
 
