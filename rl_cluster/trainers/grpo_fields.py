@@ -1,4 +1,4 @@
-"""What becomes of the fields that GRPOConfig has beside TrainingArguments': what they set, or why not here."""
+"""What becomes of the fields that GRPOConfig adds to TrainingArguments: what they set, or why not here."""
 
 from __future__ import annotations
 
