@@ -58,6 +58,7 @@ class LearnerRank:
         self.model = _load_model(spec).to(self.device)
         self._reference = _load_reference(spec, self.model)
         self.engine = _build_engine(self.model, spec, world_size)
+        self._has_dropout = _has_dropout(self.model)
         self._updates = 0
         self._pending_backwards = 0
         self._warm_up()
@@ -136,7 +137,7 @@ class LearnerRank:
             if len(micro.places) > 0:
                 result = compute_loss(step, micro.loss_inputs(batch, row_weights, output))
                 loss = loss + result.loss
-                add_metrics(totals, result.metrics | result.weighted)
+                add_metrics(totals, self._meant(result.metrics | result.weighted))
             self.engine.backward(loss)
             self._pending_backwards += 1
         return totals
@@ -199,6 +200,10 @@ class LearnerRank:
 
     def _run(self, micro: MicroBatch, temperature: float) -> Any:
         return self.engine.forward(micro.tokens, micro.packed, micro.targets, temperature)
+
+    def _meant(self, metrics: dict[str, float]) -> dict[str, float]:
+        """With dropout a training pass says nothing about how well the engine agrees with the learner."""
+        return {k: v for k, v in metrics.items() if not (self._has_dropout and k in OF_ENGINE_AND_LEARNER)}
 
     def _set_training(self, training: bool) -> None:
         """Walking through all modules of a small model costs as much as a layer: only on a change."""
@@ -266,6 +271,16 @@ def _build_engine(
     from learners.engine_deepspeed import DeepSpeedEngine  # takes seconds to import
 
     return DeepSpeedEngine(model, spec, world_size)
+
+
+OF_ENGINE_AND_LEARNER = ("gap_sum", "gap_max", "drift_sum", "drift_max")
+
+
+def _has_dropout(model: nn.Module) -> bool:
+    return any(
+        (isinstance(module, nn.Dropout) and module.p > 0) or getattr(module, "attention_dropout", 0.0) > 0
+        for module in model.modules()
+    )
 
 
 def _dummy(device: torch.device) -> tuple[Any, ...]:

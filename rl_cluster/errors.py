@@ -51,6 +51,10 @@ class WeightSyncError(RLClusterError):
     """Publishing weights failed, or an engine does not serve the version that it should."""
 
 
+class HealthError(RLClusterError):
+    """A run that went on would train on rubbish: a limit of the section `health` was crossed."""
+
+
 class CheckpointError(RLClusterError):
     """A checkpoint, or another file of the run, could not be written or read; earlier ones are untouched."""
 

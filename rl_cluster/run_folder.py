@@ -38,6 +38,7 @@ class RunFolder:
     config.yaml            the resolved configuration
     start/                 what the run begins with, where that is not a file already: models, prompts
     metrics.jsonl          one object per step, with `step` and `time` (seconds since 1970)
+    alarms.jsonl           what the section `health` warned of: step, metric, message
     samples.jsonl          the sampled completions that were shown: step, query, response, score
     trajectories/          step-N.parquet, every trained sequence token by token
     checkpoints/step-N/    complete or absent; learner/, critic/, loop.json

@@ -48,6 +48,7 @@ __all__ = [
     "PolicyStep",
     "RewardStep",
     "ValueStep",
+    "compares_within_group",
     "compute_advantages",
     "compute_loss",
     "critic_of",
@@ -60,17 +61,21 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AdvantageRule:
-    """needs_critic: the config then has a field `critic`."""
+    """needs_critic: the config then has a field `critic`. within_group(config): a sample is
+    only ever compared with the others of its group, so that equal scores teach nothing."""
 
     compute: Callable[[Any, AdvantageInputs], AdvantageOutputs]
     needs_critic: bool = False
+    within_group: Callable[[Any], bool] = lambda _: True
 
 
 ADVANTAGES: dict[type, AdvantageRule] = {
-    PPO: AdvantageRule(ppo_advantages, needs_critic=True),
+    PPO: AdvantageRule(ppo_advantages, needs_critic=True, within_group=lambda _: False),
     RLOO: AdvantageRule(rloo_advantages),
     GRPO: AdvantageRule(grpo_advantages),
-    Reinforce: AdvantageRule(reinforce_advantages),
+    Reinforce: AdvantageRule(
+        reinforce_advantages, within_group=lambda config: config.baseline == "group_mean"
+    ),
 }
 
 LOSSES: dict[type, Callable[[Any, LossInputs], LossResult]] = {
@@ -96,6 +101,10 @@ def compute_loss(step: LossStep, inputs: LossInputs) -> LossResult:
 
 def needs_critic(config: AlgorithmConfig) -> bool:
     return ADVANTAGES[type(config)].needs_critic
+
+
+def compares_within_group(config: AlgorithmConfig) -> bool:
+    return ADVANTAGES[type(config)].within_group(config)
 
 
 def needs_reference(config: AlgorithmConfig) -> bool:

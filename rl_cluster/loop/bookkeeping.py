@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from rl_cluster.config.run import RunConfig
+from rl_cluster.errors import HealthError
 from rl_cluster.loop.buffer import ReadyGroup
 from rl_cluster.loop.evaluation import Evaluator
 from rl_cluster.loop.experience import sample_texts
+from rl_cluster.loop.health import HealthMonitor
 from rl_cluster.loop.hooks import Hooks, Wishes, all_wishes
 from rl_cluster.loop.ledger import Ledger
 from rl_cluster.loop.report import Metrics
@@ -20,6 +24,9 @@ from rl_cluster.loop.trajectories import write_trajectories
 from rl_cluster.loop.workers import Workers
 from rl_cluster.protocols import Observer, SampleRow
 from rl_cluster.rewards.shaping import ShapedScores
+
+ALARMS = "alarms.jsonl"
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class Bookkeeping:
         self._observer = observer
         self._folder = run_folder
         self._hooks = hooks
+        self._monitor = HealthMonitor(config)
         self.wishes = Wishes()
         self.eval_scores: dict[str, float] = {}
 
@@ -76,8 +84,23 @@ class Bookkeeping:
             metrics |= await self._workers.health()
         metrics |= {f"failures/{kind}": float(n) for kind, n in self._workers.scoring.failures.counts.items()}
         metrics |= {f"ledger/{state}": float(count) for state, count in ledger.counts().items()}
-        self._observer.metrics(step, metrics)
+        self.report(step, metrics, len(groups))
         return evaluated
+
+    def report(self, step: int, metrics: Metrics, num_groups: int) -> None:
+        """Tell the observer, and the user of every alarm. Raises HealthError where one must end the run."""
+        alarms = self._monitor.check(step, metrics, num_groups)
+        metrics["health/alarms"] = float(len(alarms))
+        self._observer.metrics(step, metrics)
+        for alarm in alarms:
+            _LOG.warning("warning: %s", alarm.message)
+        if alarms:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / ALARMS).open("a") as file:
+                file.writelines(json.dumps({"step": step, **asdict(alarm)}) + "\n" for alarm in alarms)
+        fatal = [alarm.message for alarm in alarms if alarm.fatal]
+        if fatal:
+            raise HealthError("; ".join(fatal))
 
     async def evaluate(self, step: int, evaluator: Evaluator | None) -> Metrics:
         """{} without held-out prompts. The one before the first step is a row of its own."""

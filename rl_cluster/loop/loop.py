@@ -106,7 +106,7 @@ class TrainingLoop:
         """One step on groups that the caller has made and scored, with the published weights of now."""
         self._last_done = time.perf_counter()
         trained = await self._learn(groups, wait=0.0, failing=None)
-        self._observer.metrics(self.step, trained.metrics)
+        self._books.report(self.step, trained.metrics, len(groups))
         return trained.metrics
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl_cluster.algorithms.sampling import has_signal
 from rl_cluster.loop.buffer import ReadyGroup
 from rl_cluster.loop.step import StepResult
 from rl_cluster.protocols import PublishReport
@@ -44,6 +45,7 @@ def step_metrics(
         **_components(groups),
         **_performance(groups, clock, publish),
         **_lag(groups, version),
+        "groups/without_signal": _without_signal(groups, shaped.raw),
         "episode": float(episode),
         "eps": len(shaped.raw) / clock.step,
     }
@@ -194,6 +196,16 @@ def _performance(groups: Sequence[ReadyGroup], clock: StepClock, publish: Publis
         "perf/generated_tokens_per_second": generated / generate if generate > 0 else 0.0,
         "perf/trained_tokens_per_second": trained / clock.train,
     }
+
+
+def _without_signal(groups: Sequence[ReadyGroup], raw: np.ndarray) -> float:
+    """Groups whose scores are all equal; a single sample is compared with the whole batch."""
+    known = raw[np.isfinite(raw)]
+    batch_has = len(known) > 0 and has_signal(known)
+    borders = np.cumsum([len(group.summary.lengths) for group in groups])[:-1]
+    parts = [part[np.isfinite(part)] for part in np.split(raw, borders)]
+    teaches = [(has_signal(part) if len(part) > 1 else batch_has and len(part) > 0) for part in parts]
+    return float(len(parts) - sum(teaches))
 
 
 def _lag(groups: Sequence[ReadyGroup], version: int) -> Metrics:

@@ -22,6 +22,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("kl", "objective/kl", "{:.3f}"),
     ("entropy", "policy/entropy_avg", "{:.3f}"),
     ("loss", "loss/policy_avg", "{:+.4f}"),
+    ("no signal", "groups/without_signal", "{:.0f}"),
     ("gap", "health/logprob_gap_max", "{:.1e}"),
     ("gen tok/s", "perf/generated_tokens_per_second", "{:,.0f}"),
     ("s/step", "perf/step_seconds", "{:.2f}"),

@@ -157,6 +157,16 @@ GLOSSARY: tuple[Metric, ...] = (
         "the same of tokens drawn by older weights, mean: how far the policy has moved since",
     ),
     Metric("health/logprob_drift_max", "nats", "the same, greatest"),
+    Metric(
+        "health/alarms",
+        "alarms",
+        "warnings of the section `health` at this step; alarms.jsonl has their words",
+    ),
+    Metric(
+        "groups/without_signal",
+        "groups",
+        "groups of the batch whose scores are all equal, before shaping: nothing to compare",
+    ),
     Metric("health/rss_bytes/WORKER", "bytes", "resident memory of a worker's process"),
     Metric("ledger/STATE", "groups", "prompt groups in this state of the ledger"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,19 @@ def test_a_lora_config_that_the_learner_cannot_do_is_refused() -> None:
         lora_section(LoraConfig(use_rslora=True))
     with pytest.raises(BadInputError, match=r"target_modules='q_\.\*'"):
         lora_section(LoraConfig(target_modules="q_.*"))
+
+
+def test_rewards_that_teach_nothing_are_told_of_where_the_caller_sees_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def constant(completions: list[str], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    model, tokenizer = tiny_model()
+    args = arguments(tmp_path)
+    with GRPOTrainer(model, constant, args, ROWS, processing_class=tokenizer) as trainer:
+        trainer.train()
+    assert "step 2" in caplog.text and "groups/without_signal" in caplog.text
+    assert "groups/without_signal" in (tmp_path / "run" / "alarms.jsonl").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["groups/without_signal"] for row in rows if row["step"] > 0] == [4.0, 4.0]
