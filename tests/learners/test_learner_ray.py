@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +20,22 @@ from learners.group import LearnerGroup
 from learners.rank import LearnerRank
 from learners.spec import LearnerSpec
 from learners.start import start_local_learner, start_ray_learner
-from rl_cluster.algorithms.steps import ValueStep
+from rl_cluster.algorithms.steps import CrossEntropyStep, ValueStep
 from rl_cluster.config.run import LoRAConfig
 from rl_cluster.errors import CheckpointError, DeadlineError, WorkerDiedError
 from rl_cluster.ray_answers import answer
 from tests.learners import rank_programs
 from tests.learners.learner_cases import (
+    BF16_OPTIMIZER,
     OPTIMIZER,
     STEP,
     layout_of,
     make_batch,
     make_model,
+    movement_agrees,
     relative_difference,
 )
+from tests.learners.plain_bf16 import imitate
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -125,6 +129,23 @@ async def test_zero_with_two_ranks_equals_adamw_after_five_steps(
         assert [r.grad_norm for r in results] == pytest.approx([r.grad_norm for r in expected], rel=1e-4)
         # An update moves a weight by 1e-3 at most, five by 4e-3: Adam's sign near zero gradients is noise.
         assert max(np.abs(weights[n] - expected_weights[n]).max() for n in weights) < 2e-5
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("budget", [10_000, 30])
+async def test_zero_in_bfloat16_moves_float32_masters_and_the_model_with_them(
+    group: LearnerGroup, spec: LearnerSpec, stage: int, budget: int
+) -> None:
+    """Against plain PyTorch, a row at a time, gradients added up in float32. budget 30: up to 8 micro-batches
+    a step and rank."""
+    batches = [make_batch(seed=seed) for seed in range(4)]
+    variant = replace(spec, zero_stage=stage, dtype="bfloat16", optimizer=BF16_OPTIMIZER, total_steps=4)
+    start = rank_programs.weights_of(LearnerRank(plain(variant)))
+    expected, norms = imitate(spec.model_path, batches, BF16_OPTIMIZER, 4)
+    trained = await group.apply(rank_programs.train, variant, batches, CrossEntropyStep(), budget)
+    for results, weights, _ in trained:
+        assert [result.grad_norm for result in results] == pytest.approx(norms, rel=0.02)
+        assert movement_agrees(start, weights, expected)
 
 
 @pytest.mark.parametrize("budgets", [[10_000], [10_000] * 3, [60], [1], [1] * 3])
@@ -226,15 +247,24 @@ async def test_a_rank_that_waits_in_vain_says_for_whom_and_how_long(ray_session:
     ray.kill(lonely)
 
 
-async def test_a_late_rank_is_named(group: LearnerGroup) -> None:
-    with pytest.raises(DeadlineError, match=r"_sleep_on_last: no answer from learner-1 within 2 s"):
-        await group.apply(_sleep_on_last, deadline_seconds=2.0)
+async def test_a_late_rank_is_named(group: LearnerGroup, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with pytest.raises(DeadlineError, match=r"_wait_on_last: no answer from learner-1 within 4 s"):
+        await group.apply(_wait_on_last, gate, deadline_seconds=4.0)
+    with gate.open("w"):
+        pass  # learner-1 goes on
+    assert await group.apply(_wait_on_none) == [0, 1]
 
 
-def _sleep_on_last(rank: Any) -> None:
-    import time
+def _wait_on_last(rank: Any, gate: Path) -> None:
+    """The last rank answers when somebody opens the pipe for writing, and not before."""
+    if rank.rank == 1:
+        gate.read_bytes()
 
-    time.sleep(4 * rank.rank)
+
+def _wait_on_none(rank: Any) -> int:
+    return rank.rank
 
 
 async def test_a_dead_rank_is_named(group: LearnerGroup) -> None:
