@@ -16,6 +16,10 @@ class _Scorer(Config):
     timeout_seconds: PositiveFloat = 60.0
 
 
+COMMON_FIELDS = frozenset(_Scorer.model_fields)
+"""What every scorer has; a kind's further fields are options of its function."""
+
+
 class FunctionScorer(_Scorer):
     """`f(prompts, responses, metadata) -> list[float | None | dict[str, float | None]]`, sync or async.
 
@@ -43,10 +47,15 @@ class ExactMatchScorer(_Scorer):
 
 
 class MathScorer(_Scorer):
-    """1 if math-verify finds the response equivalent to metadata[answer_key], else 0."""
+    """1 if math-verify finds the response equivalent to metadata[answer_key], else 0.
+
+    A response that cannot be evaluated within 2 s of processor time and 1 GiB is wrong.
+    """
 
     kind: Literal["math"] = "math"
     answer_key: str = "answer"
+    unreadable: Literal["refuse", "exact_text"] = "refuse"
+    """Right answers that are no mathematics ("Paris"): refuse such data before the start, or compare text."""
 
 
 class RewardModelScorer(_Scorer):

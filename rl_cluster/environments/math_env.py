@@ -12,6 +12,7 @@ from rl_cluster.environments.multi_objective import MultiObjectiveRewardEnv
 from rl_cluster.environments.text_generation import LEVELS
 from rl_cluster.errors import BadInputError
 from rl_cluster.rewards.functions import math_match
+from rl_cluster.rewards.references import first_unreadable
 
 INSTRUCTION = "Give the final answer on the last line, as: Answer: <answer>"
 
@@ -76,13 +77,15 @@ def _prompts(level: str, num_problems: int, seed: int) -> dict[str, str]:
     return {f"{problem.question}\n{INSTRUCTION}\n": problem.answer for problem in made}
 
 
-def _check_answers(answers: Mapping[str, str]) -> None:
+def _check_answers(answers: Mapping[str, Any]) -> None:
+    """Each right answer is read before the first episode: what cannot be read would be worth 0 for ever."""
     for prompt, answer in answers.items():
-        try:
-            right = math_match([prompt], [str(answer)], [{"answer": str(answer)}])[0]
-        except ValueError as error:
-            raise BadInputError(f"problems[{prompt!r:.60}]: {error}") from error
-        if right != 1.0:
-            raise BadInputError(
-                f"problems[{prompt!r:.60}]={answer!r:.60}: math-verify cannot compare this answer."
-            )
+        if answer is None or isinstance(answer, bool):
+            raise BadInputError(f"problems[{prompt!r:.60}]={answer!r}: give the right answer as text.")
+    bad = first_unreadable([str(answer) for answer in answers.values()])
+    if bad is not None:
+        prompt = next(prompt for prompt, answer in answers.items() if str(answer) == bad.answer)
+        raise BadInputError(
+            f"problems[{prompt!r:.60}]={bad.answer!r:.60} is not a mathematical expression: it {bad.why}. "
+            "Correct the answer."
+        )

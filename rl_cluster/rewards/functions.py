@@ -6,17 +6,17 @@ They have the signature of a user's own function, `f(prompts, responses, metadat
 from __future__ import annotations
 
 import json
-import logging
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-MATH_TIMEOUT_SECONDS = 5
-"""For parsing and for comparing one answer, where the process allows a limit."""
+from rl_cluster.rewards.mathematics import OF_THIS_PROCESS, Unreadable
 
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_TEXT = re.compile(r"\\text\w*\s*\{([^{}]*)\}")
+_ANSWER = re.compile(r"answer(?: is)?[ \t]*:?[ \t]+([^\n]+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.)])-?\d[\d,]*(?:\.\d+)?|\d[\d,]*(?:\.\d+)?")
 
 
@@ -61,35 +61,43 @@ def math_match(
     metadata: Sequence[Mapping[str, Any]],
     *,
     answer_key: str = "answer",
+    unreadable: str = "refuse",
 ) -> list[float]:
     """1.0 where math-verify finds the response equivalent to metadata[answer_key], else 0.0.
 
-    In the main thread of a process an answer that takes longer than MATH_TIMEOUT_SECONDS to understand
-    is wrong; elsewhere math-verify has no limit (it uses SIGALRM) and the scorer's own deadline counts.
-    ValueError if the right answer itself cannot be understood.
+    It reads them in a child process with limits (rewards/mathematics.py): a response that takes too long or
+    too much memory to understand is wrong. unreadable: what becomes of a right answer that is no mathematics:
+    "refuse" (ValueError) or "exact_text" (compared as text, see text_match).
     """
-    pairs = zip(responses, metadata, strict=True)
-    return [float(_math_equal(str(row[answer_key]), response)) for response, row in pairs]
+    answers = [str(row[answer_key]) for row in metadata]
+    pairs = list(zip(answers, responses, strict=True))
+    scores = []
+    for (answer, response), verdict in zip(pairs, OF_THIS_PROCESS.check(pairs), strict=True):
+        if not isinstance(verdict, Unreadable):
+            scores.append(float(verdict))
+        elif unreadable == "exact_text":
+            scores.append(float(text_match(answer, response)))
+        else:
+            raise ValueError(
+                f"math: the right answer {answer!r} is not a mathematical expression: it {verdict.why}"
+            )
+    return scores
 
 
-def _math_equal(answer: str, response: str) -> bool:
-    import math_verify
+def text_match(answer: str, response: str) -> bool:
+    """Whether the response, its last \\boxed{…} or what follows its last "Answer:" is the answer, as text.
 
-    # Without a limit math-verify warns once per process; the limit is then the scorer's.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    seconds = MATH_TIMEOUT_SECONDS if threading.current_thread() is threading.main_thread() else 0
-    gold = _parse_gold(answer, seconds)
-    parsed = math_verify.parse(response, parsing_timeout=seconds)
-    return bool(math_verify.verify(gold, parsed, timeout_seconds=seconds))
+    Case, white space, $, \\text{…} and a full stop at the end do not count. An empty answer matches nothing.
+    """
+    wanted = _plain(answer)
+    found = [response, *_BOXED.findall(response)[-1:], *_ANSWER.findall(response)[-1:]]
+    return wanted != "" and wanted in [_plain(text) for text in found]
 
 
-def _parse_gold(answer: str, seconds: int) -> Any:
-    import math_verify
-
-    for text in (answer, f"${answer}$"):
-        if parsed := math_verify.parse(text, parsing_timeout=seconds):
-            return parsed
-    raise ValueError(f"math: the right answer {answer!r} is not a mathematical expression")
+def _plain(text: str) -> str:
+    for wrapped in (_TEXT, _BOXED):
+        text = wrapped.sub(r"\1", text)
+    return " ".join(text.replace("$", " ").casefold().split()).removesuffix(".").rstrip()
 
 
 def reasoning_gym_score(

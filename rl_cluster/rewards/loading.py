@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from rl_cluster.config.reward import (
+    COMMON_FIELDS,
     ExactMatchScorer,
     FunctionScorer,
     MathScorer,
@@ -23,6 +24,7 @@ from rl_cluster.config.reward import (
 )
 from rl_cluster.errors import BadInputError
 from rl_cluster.rewards.functions import exact_match, math_match, reasoning_gym_score
+from rl_cluster.rewards.references import check_references
 from rl_cluster.trajectory import Prompt
 
 ScoreFunction = Callable[..., Any]
@@ -105,7 +107,12 @@ def make_function(config: ScorerConfig, folder: Path | None = None) -> ScoreFunc
     """The Python function of a scorer, its options bound; not for reward models. folder: as load_function."""
     if isinstance(config, FunctionScorer):
         return partial(load_function(config.function, folder), **config.options)
-    return partial(FUNCTIONS[type(config)], **config.model_dump(include={"answer_key", "extract"}))
+    return partial(FUNCTIONS[type(config)], **own_fields(config))
+
+
+def own_fields(config: ScorerConfig) -> dict[str, Any]:
+    """What this kind of scorer has beside the fields of all: the options of its function."""
+    return config.model_dump(exclude={"kind", *COMMON_FIELDS})
 
 
 def scorer_names(configs: Sequence[ScorerConfig]) -> tuple[str, ...]:
@@ -122,7 +129,7 @@ def scorer_names(configs: Sequence[ScorerConfig]) -> tuple[str, ...]:
 
 def check_metadata(configs: Sequence[ScorerConfig], prompts: Sequence[Prompt]) -> None:
     """BadInputError, before anything starts, if a function cannot be had, or a prompt lacks what a built-in
-    scorer compares with."""
+    scorer compares with, or has something there that no response could equal."""
     for config in configs:
         if isinstance(config, FunctionScorer):
             load_function(config.function)
@@ -134,6 +141,7 @@ def check_metadata(configs: Sequence[ScorerConfig], prompts: Sequence[Prompt]) -
                     f"rewards.scorers ({config.kind}): {prompt.prompt_id} has no {missing[0]!r} to score "
                     f"against. It has: {', '.join(prompt.metadata) or 'no other columns'}. {_remedy(config)}"
                 )
+    check_references(configs, prompts)
 
 
 def _needed_columns(config: ScorerConfig) -> tuple[str, ...]:
