@@ -23,6 +23,7 @@ from rl_cluster.algorithms.steps import (
 from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.algorithms.weights import Aggregation, row_weights
 from rl_cluster.batch import ShardPlan, plan_shards
+from rl_cluster.errors import CheckpointError
 from rl_cluster.protocols import BatchLayout, OptimParams, OptimResult, Ref
 
 AGGREGATION: dict[type, Callable[[Any], Aggregation]] = {
@@ -82,7 +83,15 @@ class LearnerGroup:
         return (await self._on_all("optim_step", params or OptimParams()))[0]
 
     async def save(self, folder: Path) -> None:
-        await self._on_all("save", folder)
+        """Raises CheckpointError where a rank's files do not arrive in the folder that is seen here."""
+        written = await self._on_all("save", folder)
+        for rank, names in zip(self._ranks, written, strict=True):
+            for name in names:
+                if not (folder / name).is_file():
+                    raise CheckpointError(
+                        f"learner state: {folder / name}, which {rank.name} has written, is not seen by the "
+                        "driver. Put run.dir on storage that all nodes share"
+                    )
 
     async def load(self, folder: Path) -> None:
         await self._on_all("load", folder)

@@ -21,7 +21,14 @@ from learners.export import export_model
 from learners.micro_batch import MicroBatch
 from learners.schedule import learning_rate
 from learners.spec import LearnerSpec
-from learners.state_files import check_manifest, read_rank_state, write_manifest, write_rank_state
+from learners.state_files import (
+    LAYOUT_FILE,
+    check_manifest,
+    rank_file,
+    read_rank_state,
+    write_manifest,
+    write_rank_state,
+)
 from learners.weight_groups import WeightMetadata, weight_groups, weight_metadata
 from rl_cluster.algorithms.table import LossStep, compute_loss
 from rl_cluster.algorithms.totals import add_metrics
@@ -154,15 +161,18 @@ class LearnerRank:
         self._updates += not outcome.skipped
         return OptimResult(self._updates, rate, outcome.grad_norm, outcome.skipped)
 
-    def save(self, folder: Path) -> None:
-        """This rank's rank-R.pt; rank 0 also learner.json. Accumulated gradients are not saved."""
+    def save(self, folder: Path) -> list[str]:
+        """This rank's rank-R.pt; rank 0 also learner.json. Accumulated gradients are not saved. Returns the
+        names of the files."""
         write_rank_state(
             folder,
             self.rank,
             {"engine": self.engine.state(), "updates": self._updates, "random": self._random_state()},
         )
-        if self.rank == 0:
-            write_manifest(folder, self._layout() | {"updates": self._updates})
+        if self.rank > 0:
+            return [rank_file(folder, self.rank).name]
+        write_manifest(folder, self._layout() | {"updates": self._updates})
+        return [rank_file(folder, self.rank).name, LAYOUT_FILE]
 
     def load(self, folder: Path) -> None:
         """Continue bit for bit where `save` was called. Raises CheckpointError."""

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from rl_cluster.errors import CheckpointError
 
 SHARD_BYTES = 4 << 30
+LAYOUT_FILE = "learner.json"
 
 
 def write_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
@@ -42,7 +43,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Raises CheckpointError if the file cannot be written."""
-    file = folder / "learner.json"
+    file = folder / LAYOUT_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(manifest, indent=1) + "\n")
@@ -53,7 +54,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 def check_manifest(folder: Path, expected: dict[str, Any]) -> None:
     """Raises CheckpointError where the checkpoint was made by a learner of another layout."""
     try:
-        found = json.loads((folder / "learner.json").read_text())
+        found = json.loads((folder / LAYOUT_FILE).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"learner state: cannot read {folder / 'learner.json'}: {error}") from error
     for name, value in expected.items():

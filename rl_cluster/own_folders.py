@@ -20,7 +20,10 @@ MODEL_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*"),
     *("vocab.txt", "vocab.json", "merges.txt", "README.md", "curves.png"),
 )
-CHECKPOINT_FILES = ("loop.json", "trainer_state.json", "learner/*", "critic/*")
+CHECKPOINT_FILES = (
+    *("manifest.json", "loop.json", "scores.json", "trainer_state.json"),
+    *("learner/*", "critic/*"),
+)
 REWARD_MODEL_FILES = ("reward_model.json", "reward_model.safetensors")
 PIPELINE_FILES = ("model.safetensors", "optimizer.pt", "state.pt", "learner/*")
 OWN_NAMES = (*MODEL_FILES, *CHECKPOINT_FILES, *REWARD_MODEL_FILES, *PIPELINE_FILES)

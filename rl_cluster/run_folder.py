@@ -26,7 +26,7 @@ from rl_cluster.run_lock import is_lock_file
 
 MADE_BY_RUNS = (
     *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
-    *("logs", "checkpoints", "trajectories", "tensorboard", "wandb", "model", "adapter"),
+    *("logs", "checkpoints", "trajectories", "tensorboard", "wandb", "model", "adapter", "starts"),
     *(f"{START}/scratch", f"{START}/supervised"),
 )
 
@@ -41,7 +41,8 @@ class RunFolder:
     alarms.jsonl           what the section `health` warned of: step, metric, message
     samples.jsonl          the sampled completions that were shown: step, query, response, score
     trajectories/          step-N.parquet, every trained sequence token by token
-    checkpoints/step-N/    complete or absent; learner/, critic/, loop.json
+    checkpoints/step-N/    complete or absent; learner/, critic/, loop.json, manifest.json
+    starts/                of a run that was gone on with: the configuration of every start, starts.jsonl
     model/                 the result, an ordinary Hugging Face folder with its card
     tensorboard/           event files
     ledger.json            the state of every prompt group at the end
@@ -137,6 +138,7 @@ def run_dir_of(config: RunConfig | FitConfig) -> Path:
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
     *("logs/*", "checkpoints/*", "trajectories/*", "tensorboard/*", "wandb/*", "model/*", "adapter/*"),
+    "starts/*",
     *(
         f"{START}/*.jsonl",
         *(f"{START}/{name}/*" for name in ("scratch", "supervised", "policy", "reference")),
@@ -217,13 +219,6 @@ def run_has_begun(folder: RunFolder) -> None:
     claim = claim_of(folder.path)
     assert claim is not None, "inside new_run_folder or held_run_folder only"
     claim.keep()
-
-
-def go_on_in_run_folder(config: RunConfig | FitConfig) -> RunFolder:
-    """The folder of the run that is resumed; config.yaml becomes the configuration of now."""
-    folder = open_run_folder(run_dir_of(config))
-    write_atomically(folder.config, dump_config(config))
-    return folder
 
 
 def _begin(config: RunConfig | FitConfig) -> RunClaim:

@@ -19,8 +19,10 @@ from learners.group import LearnerGroup
 from learners.spec import LearnerSpec
 from rl_cluster.algorithms.fit_table import compares_with_reference, fit_step, reference_model
 from rl_cluster.assembly.learner import start_learner
+from rl_cluster.assembly.starts import GoingOn, going_on, record_start, tell
 from rl_cluster.assembly.train import load_tokenizer, quieten_libraries, worker_session
 from rl_cluster.assembly.warm_start import scratch_folder
+from rl_cluster.config.changes import check_last_step
 from rl_cluster.config.fit import FitConfig, RewardObjective
 from rl_cluster.config.fit_check import check_fit_config
 from rl_cluster.config.fit_plan import FitPlan, make_fit_plan
@@ -29,11 +31,11 @@ from rl_cluster.config.machine import find_machine
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.pairs import FitRows, FitSets, GivenRows, load_fit_data
 from rl_cluster.errors import CheckpointError
-from rl_cluster.loop.fit import FitLoop, FitState, total_steps, warmup_steps
+from rl_cluster.loop.checkpoints import LEARNER
+from rl_cluster.loop.fit import FitLoop, FitState, check_same_rows, total_steps, warmup_steps
 from rl_cluster.loop.fit_pass import attach, attached, evaluate, kl_baseline, with_reference
 from rl_cluster.loop.fit_report import Metrics, fit_metrics
 from rl_cluster.loop.hooks import Hooks
-from rl_cluster.loop.state import newest_checkpoint
 from rl_cluster.metrics.console import open_console
 from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.model_card import write_fit_card
@@ -65,6 +67,8 @@ def fit(
     config: FitConfig,
     *,
     resume: str | Path | None = None,
+    step: int | None = None,
+    force_changes: bool = False,
     hooks: Sequence[Hooks] = (),
     tokenizer: Any = None,
     rows: GivenRows | None = None,
@@ -72,7 +76,8 @@ def fit(
 ) -> FitResult:
     """Train to the last step and export.
 
-    resume: a run folder, to go on from its newest checkpoint (CheckpointError if there is none).
+    resume: a run folder, to go on from its newest whole checkpoint (CheckpointError if there is none), or
+    from that of `step`. force_changes: also with settings that make another fit of it.
     tokenizer: instead of the model's own. rows, eval_rows: the data, where data.source is given.
     Bad settings and rows raise BadInputError before a worker starts, a model that cannot be trained when it
     is loaded; neither leaves a run folder behind.
@@ -89,20 +94,33 @@ def fit(
     config = resolve_run_dir(config)
     steps = total_steps(config, sets.train.num_examples)
     with ExitStack() as stack:
-        state = None
+        start, notes = None, tuple[str, ...]()
         if resume is None:
             folder = stack.enter_context(new_run_folder(config))
         else:
             folder = stack.enter_context(held_run_folder(run_dir_of(config)))
-            state = FitState.read(newest_checkpoint(folder.checkpoints))
-        last_step = None if state is None else state.step
+            start = fit_to_go_on(folder, config, sets, step, force_changes)
+            notes = start.take_over(folder)
+        last_step = None if start is None else start.state.step
         observer = stack.enter_context(open_observer(config, folder, last_step, steps))
         stack.enter_context(worker_session(config, plan))
+        tell(observer, folder, notes)
         if sets.skipped:
             observer.note(f"{len(sets.skipped)} bad rows left out; the first: {sets.skipped[0]}")
         run = _Run(config, plan, folder, tokenizer, observer)
-        last = asyncio.run(run.fit(sets, state, hooks))
+        last = asyncio.run(run.fit(sets, start, hooks))
     return FitResult(folder.read_metrics(), last, folder.path, folder.model)
+
+
+def fit_to_go_on(
+    folder: RunFolder, config: FitConfig, sets: FitSets, step: int | None, force_changes: bool
+) -> GoingOn[FitState]:
+    """As starts.going_on; refuses other rows, and an end before the checkpoint, too."""
+    start = going_on(folder, config, FitState.read, step, force_changes)
+    field = "run.steps" if config.run.steps else "run.epochs, in steps,"
+    check_last_step(field, total_steps(config, sets.train.num_examples), start.state.step)
+    check_same_rows(start.state, sets)
+    return start
 
 
 def evaluate_fit(config: FitConfig, rows: GivenRows, tokenizer: Any = None) -> Metrics:
@@ -149,7 +167,7 @@ class _Run:
     def model_path(self) -> str:
         return self.config.model.path or str(scratch_folder(self.config, self.folder))
 
-    async def fit(self, sets: FitSets, state: FitState | None, hooks: Sequence[Hooks]) -> Metrics:
+    async def fit(self, sets: FitSets, start: GoingOn[FitState] | None, hooks: Sequence[Hooks]) -> Metrics:
         own_reference = reference_model(self.config.objective)
         if compares_with_reference(self.config.objective) and own_reference is not None:
             spec = replace(self._spec(1), model_path=own_reference, lora=None)
@@ -160,8 +178,10 @@ class _Run:
         try:
             if compares_with_reference(self.config.objective) and own_reference is None:
                 sets = await self._with_reference(sets, spec, learner)
-            if state is not None:
-                await learner.load(newest_checkpoint(self.folder.checkpoints) / "learner")
+            if start is not None:
+                await learner.load(start.checkpoint / LEARNER)
+                record_start(self.folder, self.config, start.state.step, start.changes)
+            state = None if start is None else start.state
             loop = FitLoop(self.config, learner, sets, self.observer, self.folder.path, state, hooks)
             last = await loop.run()
             self.observer.phase("exporting")

@@ -11,6 +11,7 @@ from typing import Any
 from rl_cluster.assembly.environment import run_environment
 from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import open_run
+from rl_cluster.assembly.starts import GoingOn, point_to_go_on, record_start, tell
 from rl_cluster.assembly.warm_start import imitate, scratch_folder
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.fit_plan import FitPlan
@@ -18,24 +19,32 @@ from rl_cluster.config.plan import Plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.demonstrations import demonstrations
 from rl_cluster.data.load import PromptSets, load_prompts
+from rl_cluster.data.stream import PromptStream
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
-from rl_cluster.loop.state import LoopState, newest_checkpoint
+from rl_cluster.loop.state import LoopState
 from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.modeling.load import check_model_path
 from rl_cluster.rewards.loading import check_metadata
 from rl_cluster.run_folder import RunFolder, run_dir_of
 
 
-def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
+def train(
+    config: RunConfig,
+    plan: Plan,
+    resume: Path | None = None,
+    step: int | None = None,
+    force_changes: bool = False,
+) -> Metrics:
     """Run to the last step; returns the metrics of the last evaluation.
 
-    resume: the run folder, to go on from its newest checkpoint (CheckpointError if there is none).
+    resume: the run folder, to go on from its newest whole checkpoint (CheckpointError if there is none), or
+    from that of `step`. force_changes: also with settings that make another run of it.
     Bad data, tokenizers and models raise BadInputError before any worker starts.
     """
     quieten_libraries(plan.device)
     folder = RunFolder(run_dir_of(config))
-    state = None if resume is None else LoopState.read(newest_checkpoint(folder.checkpoints))
+    start = None if resume is None else point_to_go_on(folder, config, step, force_changes)
     model_path = config.model.path or str(scratch_folder(config, folder))
     tokenizer = load_tokenizer(model_path, config.model.trust_remote_code)
     prompts = load_prompts(config.data, tokenizer)
@@ -44,13 +53,17 @@ def train(config: RunConfig, plan: Plan, resume: Path | None = None) -> Metrics:
     check_metadata(config.rewards.scorers, [*prompts.train, *prompts.held_out])
     if config.model.supervised is not None:
         demonstrations(prompts.train, tokenizer)  # refuses prompts without an answer while nothing runs yet
+    if start is not None:  # refuses other data while nothing runs yet
+        PromptStream(prompts.train, config.run.seed, config.data.shuffle).load_state(start.state.stream)
+    notes = () if start is None else start.take_over(folder)
     with (
-        open_observer(config, folder, None if state is None else state.step) as observer,
+        open_observer(config, folder, None if start is None else start.state.step) as observer,
         worker_session(config, plan),
     ):
+        tell(observer, folder, notes)
         if prompts.skipped:
             observer.note(f"{len(prompts.skipped)} bad rows left out; the first: {prompts.skipped[0]}")
-        return asyncio.run(_train(config, plan, folder, model_path, tokenizer, prompts, observer, state))
+        return asyncio.run(_train(config, plan, folder, model_path, tokenizer, prompts, observer, start))
 
 
 def worker_session(config: RunConfig | FitConfig, plan: Plan | FitPlan) -> AbstractContextManager[None]:
@@ -80,16 +93,17 @@ async def _train(
     tokenizer: Any,
     prompts: PromptSets,
     observer: RunObserver,
-    state: LoopState | None,
+    start: GoingOn[LoopState] | None,
 ) -> Metrics:
     if config.model.supervised is not None:
         trained = await imitate(config, plan, folder, model_path, prompts.train, tokenizer, observer)
         model_path = str(trained)
     run = await open_run(config, plan, folder, model_path, tokenizer, prompts.train, observer)
     try:
-        if state is not None:
-            await run.cluster.load(newest_checkpoint(folder.checkpoints))
-        last = await run.train(prompts, config.run.steps, state)
+        if start is not None:
+            await run.cluster.load(start.checkpoint)
+            record_start(folder, config, start.state.step, start.changes)
+        last = await run.train(prompts, config.run.steps, None if start is None else start.state)
         observer.phase("exporting")
         await run.export()
         observer.note(ending(folder, last))

@@ -39,11 +39,18 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run from its newest checkpoint.")
     ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="With --resume: from the checkpoint of exactly this step.")
+    ] = None,
+    force_changes: Annotated[
+        bool,
+        typer.Option("--force-changes", help="With --resume: also settings that change what it means."),
+    ] = False,
 ) -> None:
     """Train a model; the run folder gets metrics, checkpoints and the result."""
     from rl_cluster.cli.commands import train_command
 
-    train_command(config, overrides or [], dry_run, resume)
+    train_command(config, overrides or [], dry_run, resume, step, force_changes)
 
 
 @app.command()
@@ -56,11 +63,18 @@ def fit(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a fit from its newest checkpoint.")
     ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="With --resume: from the checkpoint of exactly this step.")
+    ] = None,
+    force_changes: Annotated[
+        bool,
+        typer.Option("--force-changes", help="With --resume: also settings that change what it means."),
+    ] = False,
 ) -> None:
     """Train on fixed data: SFT, DPO, ORPO, KTO or a reward model."""
     from rl_cluster.cli.fit import fit_command
 
-    fit_command(config, overrides or [], dry_run, resume)
+    fit_command(config, overrides or [], dry_run, resume, step, force_changes)
 
 
 @app.command("eval")

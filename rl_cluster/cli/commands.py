@@ -7,8 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rl_cluster.assembly.starts import point_to_go_on
 from rl_cluster.cli.describe import describe_plan
 from rl_cluster.cli.failures import log_failure
+from rl_cluster.cli.resumed import check_resume_options, resumed_config
 from rl_cluster.config.check import check_config
 from rl_cluster.config.load import load_config
 from rl_cluster.config.machine import find_machine
@@ -16,7 +18,6 @@ from rl_cluster.config.plan import Plan, make_plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.run_folder import (
-    RunFolder,
     check_unused,
     held_run_folder,
     new_run_folder,
@@ -26,10 +27,18 @@ from rl_cluster.run_folder import (
 )
 
 
-def train_command(config: str | None, overrides: Sequence[str], dry_run: bool, resume: Path | None) -> None:
+def train_command(
+    config: str | None,
+    overrides: Sequence[str],
+    dry_run: bool,
+    resume: Path | None,
+    step: int | None = None,
+    force_changes: bool = False,
+) -> None:
     """Check everything, then hand over to the assembly. Raises BadInputError or what the run raised."""
+    check_resume_options(resume, step, force_changes)
     if resume is not None:
-        resolved, folder = _resumed(config, overrides, resume)
+        resolved, folder = resumed_config(RunConfig, config, overrides, resume, force_changes)
     elif config is None:
         raise BadInputError(
             "give a recipe (train configs/quickstart.yaml) or a run to go on with (--resume RUN)."
@@ -40,13 +49,15 @@ def train_command(config: str | None, overrides: Sequence[str], dry_run: bool, r
     if folder is None:
         check_unused(run_dir_of(resolved))
     if dry_run:
+        if folder is not None:
+            point_to_go_on(folder, resolved, step, force_changes)
         Console(soft_wrap=True, highlight=False).print(describe_plan(resolved, plan), markup=False)
         return
     from rl_cluster.assembly.train import train
 
     with new_run_folder(resolved) if folder is None else held_run_folder(folder.path) as used:
         try:
-            train(resolved, plan, resume=None if folder is None else used.path)
+            train(resolved, plan, None if folder is None else used.path, step, force_changes)
         except BadInputError:
             raise
         except KeyboardInterrupt:
@@ -55,18 +66,6 @@ def train_command(config: str | None, overrides: Sequence[str], dry_run: bool, r
             raise
         except Exception as error:
             raise log_failure(used.log, error) from error
-
-
-def _resumed(config: str | None, overrides: Sequence[str], resume: Path) -> tuple[RunConfig, RunFolder]:
-    """The run's own configuration; overrides may change it (more steps, another machine)."""
-    folder = open_run_folder(resume)
-    words = [*([config] if config else []), *overrides]
-    for word in words:
-        if "=" not in word:
-            raise BadInputError(f"{word}: --resume takes the configuration of the run; leave the recipe out.")
-        if word.startswith("run.dir="):
-            raise BadInputError(f"{word}: a run goes on in its own folder; leave it out.")
-    return load_config(folder.config, [*words, f"run.dir={str(folder.path)!r}"]), folder
 
 
 def _checked_plan(config: RunConfig, source: str) -> Plan:

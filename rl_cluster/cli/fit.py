@@ -7,19 +7,30 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rl_cluster.assembly.starts import going_on
 from rl_cluster.cli.describe import describe_fit_plan
 from rl_cluster.cli.failures import log_failure
+from rl_cluster.cli.resumed import check_resume_options, resumed_config
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.fit_check import check_fit_config
 from rl_cluster.config.fit_plan import make_fit_plan
 from rl_cluster.config.load import load_as
 from rl_cluster.config.machine import find_machine
 from rl_cluster.errors import BadInputError
+from rl_cluster.loop.fit import FitState
 from rl_cluster.run_folder import check_unused, open_run_folder, resolve_run_dir, run_dir_of
 
 
-def fit_command(config: str | None, overrides: Sequence[str], dry_run: bool, resume: Path | None) -> None:
+def fit_command(
+    config: str | None,
+    overrides: Sequence[str],
+    dry_run: bool,
+    resume: Path | None,
+    step: int | None = None,
+    force_changes: bool = False,
+) -> None:
     """Check everything, then hand over to the assembly. Raises BadInputError or what the run raised."""
+    check_resume_options(resume, step, force_changes)
     if resume is None and config is None:
         raise BadInputError("give a recipe (fit configs/dpo.yaml) or a run to go on with (--resume RUN).")
     if resume is None:
@@ -27,18 +38,20 @@ def fit_command(config: str | None, overrides: Sequence[str], dry_run: bool, res
         resolved = resolve_run_dir(load_as(FitConfig, config, overrides))
         check_unused(run_dir_of(resolved))
     else:
-        resolved = _resumed(config, overrides, resume)
+        resolved, _ = resumed_config(FitConfig, config, overrides, resume, force_changes)
     if dry_run:
         machine = find_machine(resolved.cluster)
         check_fit_config(resolved, machine, config or str(resume))
         plan = make_fit_plan(resolved, machine)
+        if resume is not None:
+            going_on(open_run_folder(resume), resolved, FitState.read, step, force_changes)
         Console(soft_wrap=True, highlight=False).print(describe_fit_plan(resolved, plan), markup=False)
         return
     from rl_cluster.assembly.fit import fit
 
     log = run_dir_of(resolved) / "logs" / "run.log"
     try:
-        fit(resolved, resume=resume)
+        fit(resolved, resume=resume, step=step, force_changes=force_changes)
     except BadInputError:
         raise
     except KeyboardInterrupt:
@@ -49,15 +62,3 @@ def fit_command(config: str | None, overrides: Sequence[str], dry_run: bool, res
         if not log.parent.is_dir():
             raise
         raise log_failure(log, error) from error
-
-
-def _resumed(config: str | None, overrides: Sequence[str], resume: Path) -> FitConfig:
-    """The run's own configuration; overrides may change it (more epochs, another machine)."""
-    folder = open_run_folder(resume)
-    words = [*([config] if config else []), *overrides]
-    for word in words:
-        if "=" not in word:
-            raise BadInputError(f"{word}: --resume takes the configuration of the run; leave the recipe out.")
-        if word.startswith("run.dir="):
-            raise BadInputError(f"{word}: a run goes on in its own folder; leave it out.")
-    return load_as(FitConfig, folder.config, [*words, f"run.dir={str(folder.path)!r}"])

@@ -66,9 +66,9 @@ class PromptStream:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken; raises BadInputError if data, seed or order are not the same."""
         for name, own in self.state().items():
-            if name != "position" and state[name] != own:
+            if name != "position" and state.get(name) != own:
                 raise BadInputError(
-                    f"resume: the checkpoint's prompt stream has {name}={state[name]!r}, this run has "
+                    f"resume: the checkpoint's prompt stream has {name}={state.get(name)!r}, this run has "
                     f"{own!r}. Resume with the data, tokenizer, run.seed and data.shuffle of the first start."
                 )
         self._position = int(state["position"])

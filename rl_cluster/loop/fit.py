@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, NonNegativeInt
 
 from rl_cluster.algorithms.fit_table import fit_step
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.data.pairs import FitRows, FitSets
 from rl_cluster.data.randomness import permutation
-from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit_pass import evaluate, kl_baseline
 from rl_cluster.loop.fit_report import Metrics, fit_metrics
 from rl_cluster.loop.hooks import Hooks, Wishes, all_wishes
-from rl_cluster.loop.state import STATE_FILE, Checkpointer
+from rl_cluster.loop.state import STRICT, Checkpointer, read_state
 from rl_cluster.protocols import BatchLayout, Learner, Observer
 
 
@@ -30,17 +31,16 @@ class FitState:
     scores: step -> minus the held-out loss, for the retention rule.
     """
 
-    step: int
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    step: NonNegativeInt
     fingerprint: str
     scores: dict[str, float]
 
     @staticmethod
     def read(folder: Path) -> FitState:
-        """Raises CheckpointError when the folder is not a complete checkpoint."""
-        try:
-            return FitState(**json.loads((folder / STATE_FILE).read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
+        """Raises CheckpointError when loop.json is missing, or anything in it is not what it should be."""
+        return read_state(folder, FitState)
 
 
 def total_steps(config: FitConfig, num_examples: int) -> int:
@@ -56,6 +56,15 @@ def steps_per_epoch(config: FitConfig, num_examples: int) -> int:
 def warmup_steps(config: FitConfig, num_steps: int) -> int:
     """optimizer.warmup_steps, or warmup_ratio of the steps, rounded up."""
     return config.optimizer.warmup_steps or math.ceil(config.warmup_ratio * num_steps)
+
+
+def check_same_rows(state: FitState, sets: FitSets) -> None:
+    """Raise BadInputError where the data are not those that the checkpoint was trained on."""
+    if state.fingerprint != sets.train.fingerprint:
+        raise BadInputError(
+            "resume: the training rows are not those of the checkpoint. Resume with the data, tokenizer "
+            "and lengths of the first start."
+        )
 
 
 class FitLoop:
@@ -179,15 +188,12 @@ class FitLoop:
     async def _save(self) -> None:
         self._observer.phase("saving")
         state = FitState(self.step, self._fingerprint, dict(self._scores))
-        folder = await self._checkpointer.save(state, self._learner, None)
+        folder = await self._checkpointer.write(state, self._learner, None)
         for hook in self._hooks:
             hook.on_save(self.step, folder)
+        self._checkpointer.finish(self.step, state.scores)
 
     def _restore(self, state: FitState) -> None:
-        if state.fingerprint != self._fingerprint:
-            raise BadInputError(
-                "resume: the training rows are not those of the checkpoint. Resume with the data, tokenizer "
-                "and lengths of the first start."
-            )
+        check_same_rows(state, self._sets)
         self.step = state.step
         self._scores = dict(state.scores)

@@ -20,7 +20,7 @@ from rl_cluster.loop.hooks import Hooks
 from rl_cluster.loop.ledger import Ledger
 from rl_cluster.loop.producer import Producer
 from rl_cluster.loop.report import Metrics, StepClock, step_metrics
-from rl_cluster.loop.state import Checkpointer, LoopState, write_checkpoint
+from rl_cluster.loop.state import Checkpointer, LoopState, seal, write_checkpoint
 from rl_cluster.loop.step import TrainStep
 from rl_cluster.loop.workers import Turns, Workers, or_failure
 from rl_cluster.protocols import Observer
@@ -184,11 +184,15 @@ class TrainingLoop:
         state, workers = self.state(), self._workers
         self._observer.phase("saving")
         if folder is None:
-            path = await self._checkpointer.save(state, workers.learner, workers.critic)
+            path = await self._checkpointer.write(state, workers.learner, workers.critic)
         else:
             path = await write_checkpoint(folder, state, workers.learner, workers.critic)
         for hook in self._hooks:
             hook.on_save(self.step, path)
+        if folder is None:
+            self._checkpointer.finish(self.step, state.scores)
+        else:
+            seal(path)
         return path
 
     def state(self) -> LoopState:

@@ -15,12 +15,10 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from rl_cluster.errors import BadInputError
+from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.loop.hooks import Wishes
+from rl_cluster.loop.state import TRAINER_FILE
 from rl_cluster.run_folder import write_atomically
-
-STATE_NAME = "trainer_state.json"
-"""In a checkpoint's folder, as transformers' Trainer writes it."""
 
 Metrics = Mapping[str, float | None]
 
@@ -127,15 +125,18 @@ class CallbackHooks:
         own = {type(c).__name__: c.state() for c in self.callbacks if isinstance(c, ExportableState)}
         self.state.stateful_callbacks.update(own)
         state = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True)
-        write_atomically(checkpoint / STATE_NAME, state)
+        write_atomically(checkpoint / TRAINER_FILE, state)
 
     def load(self, checkpoint: Path) -> None:
         """Go on as on_save left it: the history, the best metric, and what stateful callbacks had counted."""
-        file = checkpoint / STATE_NAME
+        file = checkpoint / TRAINER_FILE
         if not file.is_file():
             raise BadInputError(f"{file}: is not there: no checkpoint of a trainer. Choose another.")
         # In place, because reward functions were given this object.
-        vars(self.state).update(vars(TrainerState.load_from_json(str(file))))
+        try:
+            vars(self.state).update(vars(TrainerState.load_from_json(str(file))))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{file}: is damaged: {error}. Choose another checkpoint.") from error
         for callback in self.callbacks:
             if isinstance(callback, ExportableState):
                 saved = self.state.stateful_callbacks.get(type(callback).__name__, callback.state())

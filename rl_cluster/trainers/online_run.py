@@ -20,7 +20,7 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError, ScorerError
 from rl_cluster.loop.report import Metrics
-from rl_cluster.loop.state import newest_checkpoint
+from rl_cluster.loop.state import TRAINER_FILE, newest_checkpoint
 from rl_cluster.run_claim import preparing
 from rl_cluster.run_folder import check_overwritable, open_run_folder
 from rl_cluster.trainers.arguments import read_settings
@@ -179,9 +179,9 @@ class OnlineRun:
         """The checkpoint to go on from; its run folder becomes this run's."""
         if self._session is not None:
             raise BadInputError("resume_from_checkpoint: the workers run already. Train before you evaluate.")
-        checkpoint = find_checkpoint(resume, "resume_from_checkpoint")
+        checkpoint = find_checkpoint(resume, "resume_from_checkpoint", TRAINER_FILE)
         newest = newest_checkpoint(checkpoint.parent)
-        if checkpoint != newest:
+        if checkpoint != newest and Path(resume).expanduser().absolute() == checkpoint:
             raise BadInputError(
                 f"resume_from_checkpoint={str(resume)!r}: {newest.name} is newer, and its metrics follow in "
                 "the same folder. Delete the later checkpoints, or resume from the newest."

@@ -13,27 +13,33 @@ from typing import Any
 
 from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import OpenRun, open_run
+from rl_cluster.assembly.starts import record_start
 from rl_cluster.assembly.train import quieten_libraries, worker_session
 from rl_cluster.config.backend import BackendChoice as BackendChoice
 from rl_cluster.config.backend import choose_backend as choose_backend
+from rl_cluster.config.changes import changes, check_last_step
+from rl_cluster.config.changes import check_same_settings as check_same_settings
 from rl_cluster.config.check import check_config
-from rl_cluster.config.fit import FitConfig
+from rl_cluster.config.load import load_config
 from rl_cluster.config.machine import find_machine
 from rl_cluster.config.plan import make_plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
+from rl_cluster.loop.checkpoints import (
+    STATE_FILE,
+    checkpoint_steps,
+    choose_checkpoint,
+    read_whole,
+    set_aside_later,
+    step_of,
+)
+from rl_cluster.loop.manifest import MANIFEST
 from rl_cluster.loop.report import Metrics
-from rl_cluster.loop.state import STATE_FILE, LoopState, checkpoint_steps, newest_checkpoint
+from rl_cluster.loop.state import LoopState
 from rl_cluster.metrics.observer import open_observer
 from rl_cluster.run_claim import START, claim_new, make_room
-from rl_cluster.run_folder import (
-    go_on_in_run_folder,
-    held_run_folder,
-    new_run_folder,
-    run_dir_of,
-    run_has_begun,
-)
+from rl_cluster.run_folder import held_run_folder, new_run_folder, run_dir_of, run_has_begun
 from rl_cluster.trainers.background import BackgroundLoop
 from rl_cluster.trajectory import Prompt
 
@@ -66,41 +72,21 @@ def prompt_lines(prompts: Sequence[Any], metadata: Sequence[dict[str, Any]]) -> 
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def find_checkpoint(path: str | Path, name: str) -> Path:
-    """path: the folder of a checkpoint, or of a run, whose newest it is. Errors call it `name`."""
+def find_checkpoint(path: str | Path, name: str, needs: str | None = None) -> Path:
+    """path: the folder of a checkpoint, or of a run, whose newest whole one it is. Errors call it `name`.
+
+    needs: a file that a checkpoint must have beside the run's own. Raises BadInputError where there is no
+    checkpoint, CheckpointError where none is whole.
+    """
     folder = Path(path).expanduser().absolute()
     inner = folder / "checkpoints"
     if not (folder / STATE_FILE).is_file() and checkpoint_steps(inner):
-        folder = newest_checkpoint(inner)
-    if not (folder / STATE_FILE).is_file():
+        return choose_checkpoint(inner, LoopState.read, needs=needs).path
+    if not folder.is_dir() or not ((folder / STATE_FILE).is_file() or (folder / MANIFEST).is_file()):
         raise BadInputError(f"{name}: there is no checkpoint in {folder}. Give the folder of one.")
+    in_a_run = folder.parent.name == "checkpoints" and (folder.parents[1] / "config.yaml").is_file()
+    read_whole(folder, LoopState.read, step_of(folder.name) if in_a_run else None, needs)
     return folder
-
-
-MAY_CHANGE = ("run.steps", "run.epochs", "run.dir", "eval.", "checkpoint.", "log.")
-"""Settings, or sections of them, that a resumed run may have otherwise than before."""
-
-
-def check_same_settings(before: RunConfig | FitConfig, now: RunConfig | FitConfig) -> None:
-    """Raise BadInputError where a resumed run has settings that would train otherwise than before."""
-    old, new = (_flat(config.model_dump(mode="json", by_alias=True)) for config in (before, now))
-    for name in {**old, **new}:
-        # A run whose last batch was cut short cannot have the rest of its updates later.
-        if name == "run.max_updates" and old.get(name) is None:
-            continue
-        if old.get(name) != new.get(name) and not name.startswith(MAY_CHANGE):
-            raise BadInputError(
-                f"resume_from_checkpoint: {name} is {new.get(name)!r} and was {old.get(name)!r} in "
-                f"{now.run.dir}. Resume with the settings of that run, or start a new run from its model."
-            )
-
-
-def _flat(data: Any, name: str = "") -> dict[str, Any]:
-    """Dotted names -> values."""
-    if not isinstance(data, dict) or not data:
-        return {name: data}
-    parts = [_flat(value, f"{name}.{key}" if name else str(key)) for key, value in data.items()]
-    return {key: value for part in parts for key, value in part.items()}
 
 
 class TrainerSession:
@@ -134,7 +120,8 @@ class TrainerSession:
             else:
                 self.folder = stack.enter_context(held_run_folder(run_dir_of(config)))
                 self._state = LoopState.read(checkpoint)
-                go_on_in_run_folder(config)
+                check_last_step("run.steps", config.run.steps, self._state.step)
+                set_aside_later(self.folder.checkpoints, self._state.step)
             last_step = None if self._state is None else self._state.step
             observer = stack.enter_context(open_observer(config, self.folder, last_step))
             stack.enter_context(worker_session(config, plan))
@@ -146,6 +133,8 @@ class TrainerSession:
             stack.callback(lambda: background.call(run.close()))
             if checkpoint is not None:
                 background.call(run.cluster.load(checkpoint))
+                found = changes(load_config(self.folder.config), config)
+                record_start(self.folder, config, last_step or 0, found)
             run_has_begun(self.folder)
             self._stack = stack.pop_all()
         self.background = background
