@@ -162,9 +162,6 @@ COMPONENTS: dict[str, Callable[[Sequence[str]], RewardFunction]] = {
 def _load_classifier(path: str) -> Any:
     if path.startswith(("/", ".")) and not Path(path).is_dir():
         raise BadInputError(f"rl_env_config: preference_model={path!r}: there is no such folder.")
-    from transformers import AutoModelForSequenceClassification
+    from rl_cluster.rewards.reward_model import load_classifier  # takes seconds to import
 
-    try:
-        return AutoModelForSequenceClassification.from_pretrained(path).eval()
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"rl_env_config: preference_model={path!r} cannot be loaded: {error}") from error
+    return load_classifier(path, f"rl_env_config: preference_model={path!r}").eval()

@@ -2,7 +2,8 @@
 
 The policy is the learner's own module: no second copy of the weights, and the same linear layers, rotary
 positions and head that training uses. Prompts run packed, without padding; then each step feeds one token per
-unfinished sequence, whose keys and values are kept. Legend: N sequences, V vocabulary.
+unfinished sequence, whose keys and values are kept. A model that is not packed (packed.is_packed) has more to
+keep than those: its sequences run whole at every step. Legend: N sequences, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch.nn.functional import linear
 
 from rl_cluster.modeling.drawing import draw, sample_noise
 from rl_cluster.modeling.kv_cache import Decoding, KeyValueCache
-from rl_cluster.modeling.packed import PackedLayout, Prefill, run_decoder
+from rl_cluster.modeling.packed import (
+    PackedLayout,
+    Prefill,
+    decoder_of,
+    is_packed,
+    packed_hidden_states,
+    run_decoder,
+)
 from rl_cluster.modeling.policy import PolicyModel, base_model
 from rl_cluster.trajectory import FinishReason
 
@@ -68,12 +75,13 @@ class Generation:
         assert all(len(request.prompt) > 0 and request.max_new_tokens > 0 for request in requests)
         self.responses = [_Response(r, sample_noise(r.seed, r.max_new_tokens)) for r in requests]
         self._policy = policy
-        self._decoder = base_model(policy.lm).get_decoder()
+        self._decoder = decoder_of(base_model(policy.lm))
         self._drawing = drawing
         self._decode = decode
         self._device = policy.logprob_head.weight.device
         capacity = max(len(r.prompt) + r.max_new_tokens for r in requests)
         self._cache = KeyValueCache(len(requests), capacity, self._device)
+        self._has_cache = is_packed(self._decoder)
         self._in_cache = list(self.responses)
         self._last: torch.Tensor | None = None
         self._noise = self._pad_noise()
@@ -84,10 +92,9 @@ class Generation:
         """Draw a token for every unfinished sequence; whether any is left. version: noted with the tokens."""
         if self._policy.training:
             self._policy.eval()
-        hidden = self._run_prompts() if self._last is None else self._run_last(self._last)
-        head = self._policy.logprob_head
+        hidden = self._next_states()
         tokens, logprobs = draw(
-            linear(hidden, head.weight, head.bias),
+            self._policy.logprob_head.next_token(hidden).logits(slice(None), 1.0),
             self._noise[self._num_steps],
             self._drawing.temperature,
             self._drawing.top_k,
@@ -102,6 +109,27 @@ class Generation:
                 response.versions.append(version)
                 response.finish_reason = self._finish_reason(response)
         return self._drop_finished()
+
+    def _next_states(self) -> torch.Tensor:
+        """The states [N, D] that the next tokens are drawn from."""
+        if not self._has_cache:
+            return self._run_whole()
+        return self._run_prompts() if self._last is None else self._run_last(self._last)
+
+    def _run_whole(self) -> torch.Tensor:
+        """The states [N, D] after all tokens so far, computed anew; each distinct sequence once."""
+        rows: dict[tuple[int, ...], int] = {}
+        numbers = [
+            rows.setdefault((*response.request.prompt, *response.tokens), len(rows))
+            for response in self._in_cache
+        ]
+        states = []
+        for sequences in _passes(list(rows)):
+            lengths = [len(sequence) for sequence in sequences]
+            tokens = self._tensor(np.concatenate([np.asarray(s, dtype=np.int64) for s in sequences]))
+            hidden = packed_hidden_states(self._decoder, tokens, PackedLayout.of(lengths, self._device))
+            states.append(hidden[self._tensor(np.cumsum(lengths) - 1)])
+        return torch.cat(states)[self._tensor(np.array(numbers))]
 
     def _run_prompts(self) -> torch.Tensor:
         """The states [N, D] after each sequence's prompt; a prompt that several share is computed once."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+
+from rl_cluster.modeling.attend import AttentionTerms, attend
 
 BLOCK = 64
 """Attention always spans a multiple of so many places: neighbours of other lengths cannot change its sums."""
@@ -70,23 +71,21 @@ class Decoding:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float | None,
-        sliding_window: int | None,
+        terms: AttentionTerms,
     ) -> torch.Tensor:
         """query: [1, H, N, D]; key, value: [1, K, N, D], of the new tokens. Returns [1, N, H, D]."""
         keys, values = self.cache.write(
             layer, self.rows, self.places, key[0].transpose(0, 1), value[0].transpose(0, 1)
         )
         visible = self.visible
-        if sliding_window is not None and self.span > sliding_window:
+        if terms.sliding_window is not None and self.span > terms.sliding_window:
             place = torch.arange(self.span, device=visible.device)
-            visible = visible & (place > (self.places - sliding_window)[:, None, None, None])
-        output = scaled_dot_product_attention(
+            visible = visible & (place > (self.places - terms.sliding_window)[:, None, None, None])
+        output = attend(
             query[0].transpose(0, 1)[:, :, None],
             keys[:, : self.span].transpose(1, 2),
             values[:, : self.span].transpose(1, 2),
-            attn_mask=visible,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
+            visible,
+            terms,
         )
         return output[:, :, 0][None]

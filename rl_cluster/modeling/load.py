@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from rl_cluster.config.run import LoRAConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.modeling.packed import ATTENTION
+from rl_cluster.modeling.examine import examine_policy, examine_trunk
+from rl_cluster.modeling.loading import Keys, check_finite, load_whole, outside_the_trunk
 from rl_cluster.modeling.policy import CriticModel, PolicyModel, ValueHead
 
 VALUE_HEAD_FILE = "value_head.safetensors"
-UNSUPPORTED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 DtypeName = Literal["float32", "bfloat16"]
@@ -32,17 +33,17 @@ def load_policy(
     trust_remote_code: bool = False,
     seed: int = 0,
 ) -> PolicyModel:
-    """The causal language model at `path`, ready for packed forward passes, on the CPU.
+    """The causal language model at `path`, on the CPU, packed if its architecture allows (examine.py).
 
     seed: of the value head and the adapters, so that every rank makes the same. A value head saved beside
     the model is loaded. Raises BadInputError when there is no usable model at path.
     """
     lm = pretrained(AutoModelForCausalLM, path, dtype, trust_remote_code)
-    _check_logits(lm, path)
+    examined = examine_policy(lm, described(path, lm))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         wrapped = lm if lora is None else _with_adapters(lm, lora)
-        policy = PolicyModel(wrapped, value_head=value_head)
+        policy = PolicyModel(wrapped, value_head=value_head, logit_map=examined.logit_map)
     if policy.value_head is not None:
         _load_value_head(policy.value_head, path)
     if gradient_checkpointing:
@@ -59,7 +60,8 @@ def load_critic(
     seed: int = 0,
 ) -> CriticModel:
     """A separate critic whose trunk starts from the model at `path` (its other heads are ignored)."""
-    trunk = pretrained(AutoModel, path, dtype, trust_remote_code)
+    trunk = pretrained(AutoModel, path, dtype, trust_remote_code, may_leave=outside_the_trunk)
+    examine_trunk(trunk, trunk, described(path, trunk))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         critic = CriticModel(trunk)
@@ -81,30 +83,25 @@ def check_model_path(path: str) -> None:
         raise BadInputError(f"model.path: {path!r} holds no config.json; give a Hugging Face model folder")
 
 
-def pretrained(factory: Any, path: str, dtype: DtypeName, trust_remote_code: bool) -> PreTrainedModel:
+def pretrained(
+    factory: Any, path: str, dtype: DtypeName, trust_remote_code: bool, **keys: Keys | None
+) -> PreTrainedModel:
+    """With eager attention, which every architecture has. keys: as load_whole's may_lack and may_leave."""
     check_model_path(path)
-    try:
-        return factory.from_pretrained(
-            str(Path(path).expanduser()) if Path(path).expanduser().exists() else path,
-            dtype=DTYPES[dtype],
-            attn_implementation=ATTENTION,
-            trust_remote_code=trust_remote_code,
-        )
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise BadInputError(f"model.path: {path!r} cannot be loaded as a decoder: {first_line}") from error
+    return load_whole(
+        factory,
+        path,
+        where=f"model.path: {path!r}",
+        **keys,
+        dtype=DTYPES[dtype],
+        attn_implementation="eager",
+        trust_remote_code=trust_remote_code,
+    )
 
 
-def _check_logits(lm: PreTrainedModel, path: str) -> None:
-    head = lm.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise BadInputError(f"model.path: {path!r} has no linear language-model head; choose another model")
-    for name in UNSUPPORTED_LOGITS:
-        if getattr(lm.config, name, None) not in (None, 1.0):
-            raise BadInputError(
-                f"model.path: {path!r} transforms its logits ({name}), which is not supported; "
-                "choose another model"
-            )
+def described(path: str, model: PreTrainedModel) -> str:
+    """How a message names the model."""
+    return f"model.path: {path!r} ({type(model).__name__})"
 
 
 def _with_adapters(lm: PreTrainedModel, lora: LoRAConfig) -> nn.Module:
@@ -132,8 +129,17 @@ def _with_adapters(lm: PreTrainedModel, lora: LoRAConfig) -> nn.Module:
 
 def _load_value_head(head: ValueHead, path: str) -> None:
     file = Path(path).expanduser() / VALUE_HEAD_FILE
-    if file.is_file():
+    if not file.is_file():
+        return
+    try:
         head.load_state_dict(load_file(file))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise BadInputError(
+            f"model.path: {str(file)!r} is no value head of this model: {reason}. Give the one that was "
+            "saved beside it, or remove the file."
+        ) from error
+    check_finite(f"model.path: {str(file)!r}", head)
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:

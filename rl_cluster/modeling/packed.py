@@ -1,156 +1,40 @@
 """Sequences laid end to end go through a decoder without padding; attention never crosses a sequence.
 
-Enters: a decoder of transformers that was loaded with `attn_implementation=ATTENTION`, tokens [T] and the
-lengths of the sequences. Leaves: hidden states. Linear layers see no padding, and a prompt that several
-sequences begin with only once (U unique tokens instead of T); only inside attention are the sequences laid
-out one by one and padded, in buckets of like length, so it costs the sum of squares of the lengths, not T².
+Enters: a decoder of transformers whose attention is ATTENTION, tokens [T] and the lengths of the sequences.
+Leaves: hidden states. Linear layers see no padding, and a prompt that several sequences begin with only once
+(U unique tokens instead of T); only inside attention are the sequences laid out one by one and padded, in
+buckets of like length, so it costs the sum of squares of the lengths, not T². A decoder with any other
+attention goes through padded.py.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from rl_cluster.errors import BadInputError
+from rl_cluster.modeling.attend import AttentionTerms, attend, window_mask
 from rl_cluster.modeling.kv_cache import Decoding, KeyValueCache
+from rl_cluster.modeling.layout import Bucket, PackedLayout
+from rl_cluster.modeling.mask_pattern import MaskPattern, NotPackableError, mask_pattern
+from rl_cluster.modeling.padded import padded_hidden_states
 
 ATTENTION = "rl_cluster_packed"
 """transformers builds no mask for an attention of a name it has no mask function for, and hands ours None."""
 
-FULL_ENOUGH = 0.75
-"""A sequence joins a bucket when it is at least this fraction of the bucket's longest."""
+CHECKED_ATTENTION = "rl_cluster_packed_checked"
+"""The same attention; besides, every layer shows which mask transformers would have built for it."""
+
+HARMLESS = frozenset(
+    {"position_ids", "cache_position", "use_cache", "return_dict"}
+    | {"output_attentions", "output_hidden_states", "output_router_logits"}
+)
+"""Arguments that models hand to their attention and that change nothing in it."""
 
 HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """N sequences padded to L inside attention. start, stop: the tokens of the packed order it covers when
-    they lie side by side and are equally long (no copy is made), else -1. Otherwise:
-    gather: int64 [N * L], the packed token for each padded place (any token at padding).
-    places: int64 [n], which of the N * L places are real; tokens: int64 [n], the packed tokens in them."""
-
-    num_sequences: int
-    length: int
-    start: int
-    stop: int
-    gather: torch.Tensor | None = None
-    places: torch.Tensor | None = None
-    tokens: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class PackedLayout:
-    """Where the sequences are; made once per micro-batch, used by every layer.
-
-    position_ids: int64 [1, U], 0 at the start of each sequence. cumulative: int32 [N + 1], their borders.
-    restore: int64 [T], puts the buckets' tokens, laid end to end, back into packed order; None if they are.
-    unique: int64 [U], the places of the T tokens that the model computes, and expand: int64 [T], which of
-    the U each of the T is; both None where nothing is shared, and U is T.
-    """
-
-    lengths: tuple[int, ...]
-    position_ids: torch.Tensor
-    cumulative: torch.Tensor
-    buckets: tuple[Bucket, ...]
-    restore: torch.Tensor | None
-    unique: torch.Tensor | None = None
-    expand: torch.Tensor | None = None
-
-    @staticmethod
-    def of(
-        lengths: Sequence[int],
-        device: torch.device | str = "cpu",
-        shared_prefixes: Sequence[tuple[int, int]] | None = None,
-    ) -> PackedLayout:
-        """lengths: tokens per sequence, each at least 1. shared_prefixes: per sequence (leader, n): its first
-        n tokens are those of sequence `leader`, which comes before it or is the sequence itself."""
-        # The indices are made with numpy: for so small arrays PyTorch's calls cost several times as much.
-        sizes = np.array(list(lengths), dtype=np.int64)
-        ends = np.cumsum(sizes)
-        starts, total = ends - sizes, int(ends[-1])
-        positions = np.arange(total) - np.repeat(starts, sizes)
-        groups = _groups_of_like_length(sizes.tolist())
-        order = np.concatenate([_tokens_of(group, starts, sizes) for group in groups])
-        restore = None
-        if not np.array_equal(order, np.arange(total)):
-            restore = np.empty_like(order)
-            restore[order] = np.arange(total)
-        unique, expand = _sharing(shared_prefixes, starts, sizes)
-        if unique is not None:
-            positions = positions[unique]
-        return PackedLayout(
-            lengths=tuple(sizes.tolist()),
-            position_ids=_tensor(positions[None], device),
-            cumulative=_tensor(np.concatenate([[0], ends]).astype(np.int32), device),
-            buckets=tuple(_bucket(group, starts, sizes, device) for group in groups),
-            restore=None if restore is None else _tensor(restore, device),
-            unique=None if unique is None else _tensor(unique, device),
-            expand=None if expand is None else _tensor(expand, device),
-        )
-
-    def states_at(self, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """hidden: [U, D], as packed_hidden_states returns it; the states at `places` among the T tokens."""
-        return hidden.index_select(0, places if self.expand is None else self.expand[places])
-
-
-def _sharing(
-    shared_prefixes: Sequence[tuple[int, int]] | None, starts: np.ndarray, sizes: np.ndarray
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """(unique [U], expand [T]), or nothing where no sequence leans on another."""
-    if shared_prefixes is None or all(leader == i for i, (leader, _) in enumerate(shared_prefixes)):
-        return None, None
-    total = int(sizes.sum())
-    source = np.arange(total)
-    for index, (leader, shared) in enumerate(shared_prefixes):
-        if leader != index:
-            assert leader < index
-            assert shared <= min(int(sizes[leader]), int(sizes[index]))
-            begin, borrowed = int(starts[index]), int(starts[leader])
-            source[begin : begin + shared] = source[borrowed : borrowed + shared]
-    unique = np.flatnonzero(source == np.arange(total))
-    number = np.empty_like(source)
-    number[unique] = np.arange(len(unique))
-    return unique, number[source]
-
-
-def _groups_of_like_length(lengths: list[int]) -> list[list[int]]:
-    """Sequences, longest first, cut where the length falls below FULL_ENOUGH of the group's longest."""
-    groups: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if groups and lengths[index] >= FULL_ENOUGH * lengths[groups[-1][0]]:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups
-
-
-def _tokens_of(group: list[int], starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.arange(starts[i], starts[i] + sizes[i]) for i in group])
-
-
-def _bucket(group: list[int], starts: np.ndarray, sizes: np.ndarray, device: torch.device | str) -> Bucket:
-    longest = int(sizes[group].max())
-    tokens = _tokens_of(group, starts, sizes)
-    first = int(tokens[0])
-    if len(tokens) == len(group) * longest and np.array_equal(tokens, np.arange(first, first + len(tokens))):
-        return Bucket(len(group), longest, first, first + len(tokens))
-    place = np.arange(longest)
-    valid = place[None, :] < sizes[group][:, None]
-    gather = np.where(valid, starts[group][:, None] + place[None, :], 0).ravel()
-    places = np.flatnonzero(valid)
-    return Bucket(len(group), longest, -1, -1, *(_tensor(x, device) for x in (gather, places, tokens)))
-
-
-def _tensor(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)
 
 
 @dataclass(frozen=True)
@@ -214,37 +98,74 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: Any,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each sequence. query: [1, heads, T, D]; key, value: [1, kv_heads, T, D].
 
     Returns [1, T, heads, D]. The signature is that of transformers' attention functions; the model hands
     `packed` through from the call of its decoder. With Prefill keys and values are kept besides; with
-    Decoding there is one token per sequence, which attends to those kept before.
+    Decoding there is one token per sequence, which attends to those kept before. Raises NotPackableError.
     """
-    assert packed is not None, "call the decoder through packed_hidden_states"
-    assert attention_mask is None, "transformers built a mask that packed attention cannot use"
-    if softcap is not None:
-        raise BadInputError("model: attention with soft-capping cannot be packed; choose another model")
+    _check_arguments(module, packed, attention_mask, is_causal, others)
+    terms = AttentionTerms(scaling, sliding_window, softcap, s_aux, dropout)
     if isinstance(packed, Decoding):
-        return packed.attend(_layer(module), query, key, value, scaling, sliding_window), None
+        return packed.attend(_layer(module), query, key, value, terms), None
     if isinstance(packed, Prefill):
         packed.store(_layer(module), key, value)
         packed = packed.packed
+    assert packed is not None
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     if packed.expand is not None:
         queries, keys, values = (x.index_select(0, packed.expand) for x in (queries, keys, values))
-    if _can_flash(queries, sliding_window):
-        output = _flash(queries, keys, values, packed, dropout, scaling)
+    if _can_flash(queries, values, terms):
+        output = _flash(queries, keys, values, packed, terms)
         return _only_unique(output, packed)[None], None
-    outputs = [
-        _bucket_attention(bucket, queries, keys, values, dropout, scaling, sliding_window)
-        for bucket in packed.buckets
-    ]
+    outputs = [_bucket_attention(bucket, queries, keys, values, terms) for bucket in packed.buckets]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if packed.restore is not None:
         output = _Take.apply(output, packed.restore)
     return _only_unique(output, packed)[None], None
+
+
+def _checked_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: MaskPattern | None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """As packed_attention, after the layer's mask was compared with the window that it asks for."""
+    kind = type(module).__name__
+    if not isinstance(attention_mask, MaskPattern):
+        raise NotPackableError(f"{kind} makes its attention mask in a way of its own")
+    attention_mask.check(kind, sliding_window)
+    return packed_attention(module, query, key, value, None, sliding_window=sliding_window, **others)
+
+
+def _check_arguments(
+    module: torch.nn.Module,
+    packed: PackedLayout | Prefill | Decoding | None,
+    attention_mask: torch.Tensor | None,
+    is_causal: bool | None,
+    others: dict[str, Any],
+) -> None:
+    """Nothing that a model asks for may be dropped silently."""
+    kind = type(module).__name__
+    if packed is None:
+        raise NotPackableError(f"{kind} does not hand the layout through to its attention function")
+    if attention_mask is not None:
+        raise NotPackableError(f"{kind} makes an attention mask of its own")
+    if is_causal is False:
+        raise NotPackableError(f"{kind} asks for attention in both directions")
+    for name, argument in others.items():
+        if argument is not None and name not in HARMLESS:
+            raise NotPackableError(
+                f"{kind} hands its attention function {name!r}, which packed attention lacks"
+            )
 
 
 def _layer(module: torch.nn.Module) -> int:
@@ -258,32 +179,12 @@ def _only_unique(output: torch.Tensor, packed: PackedLayout) -> torch.Tensor:
 
 
 def _bucket_attention(
-    bucket: Bucket,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout: float,
-    scaling: float | None,
-    sliding_window: int | None,
+    bucket: Bucket, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: AttentionTerms
 ) -> torch.Tensor:
     """query, key, value: packed [T, heads, D]. Returns the bucket's tokens end to end, [n, heads, D]."""
     padded = [_into_bucket(x, bucket) for x in (query, key, value)]
-    repeats = query.shape[1] // key.shape[1]
-    mask = None
-    if sliding_window is not None and bucket.length > sliding_window:
-        place = torch.arange(bucket.length, device=query.device)
-        distance = place[:, None] - place[None, :]
-        mask = (distance >= 0) & (distance < sliding_window)
-    output = scaled_dot_product_attention(
-        padded[0],
-        padded[1],
-        padded[2],
-        attn_mask=mask,
-        dropout_p=dropout,
-        scale=scaling,
-        is_causal=mask is None,
-        enable_gqa=repeats > 1,
-    )
+    visible = window_mask(bucket.length, terms.sliding_window, query.device)
+    output = attend(padded[0], padded[1], padded[2], visible, terms)
     flat = output.transpose(1, 2).flatten(0, 1)
     return flat if bucket.places is None else _Take.apply(flat, bucket.places)
 
@@ -294,18 +195,14 @@ def _into_bucket(packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     return flat.unflatten(0, (bucket.num_sequences, bucket.length)).transpose(1, 2)
 
 
-def _can_flash(query: torch.Tensor, sliding_window: int | None) -> bool:
+def _can_flash(query: torch.Tensor, value: torch.Tensor, terms: AttentionTerms) -> bool:
     half = query.dtype in (torch.bfloat16, torch.float16)
-    return HAS_FLASH_ATTENTION and query.is_cuda and half and sliding_window is None
+    alike = query.shape[-1] == value.shape[-1] <= 256
+    return HAS_FLASH_ATTENTION and query.is_cuda and half and alike and terms.is_plain
 
 
 def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    packed: PackedLayout,
-    dropout: float,
-    scaling: float | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedLayout, terms: AttentionTerms
 ) -> torch.Tensor:
     from flash_attn import flash_attn_varlen_func
 
@@ -318,13 +215,15 @@ def _flash(
         packed.cumulative,
         longest,
         longest,
-        dropout_p=dropout,
-        softmax_scale=scaling,
+        dropout_p=terms.dropout,
+        softmax_scale=terms.scaling,
         causal=True,
     )
 
 
 AttentionInterface.register(ATTENTION, packed_attention)
+AttentionInterface.register(CHECKED_ATTENTION, _checked_attention)
+AttentionMaskInterface.register(CHECKED_ATTENTION, mask_pattern)
 
 
 def packed_hidden_states(
@@ -334,9 +233,25 @@ def packed_hidden_states(
 
     The state at place t is the one after token t, from which token t + 1 is predicted.
     """
+    if not is_packed(decoder):
+        return padded_hidden_states(decoder, tokens, packed)
     if packed.unique is not None:
         tokens = tokens[packed.unique]
     return run_decoder(decoder, tokens, packed.position_ids, packed)
+
+
+def decoder_of(lm: Any) -> torch.nn.Module:
+    """The part of a causal language model that makes the states which its head reads."""
+    decoder = lm.get_decoder()
+    if decoder is lm or not isinstance(decoder, PreTrainedModel):
+        # transformers guesses by names, and takes Llama 4's for none and ModernBERT's head for one.
+        decoder = next((part for part in lm.children() if isinstance(part, PreTrainedModel)), lm)
+    return decoder
+
+
+def is_packed(decoder: torch.nn.Module) -> bool:
+    """Whether its layers keep packed sequences apart; else the sequences have to be rows of a batch."""
+    return decoder.config._attn_implementation in (ATTENTION, CHECKED_ATTENTION)
 
 
 def run_decoder(

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from rl_cluster.algorithms.kl import exact_kl
-from rl_cluster.modeling.packed import PackedLayout, packed_hidden_states
+from rl_cluster.modeling.logit_map import IDENTITY, LogitMap
+from rl_cluster.modeling.packed import PackedLayout, decoder_of, packed_hidden_states
 from rl_cluster.modeling.token_logprobs import chunk_size, logits_of, token_logprobs
 
 Output = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -38,15 +39,23 @@ class ValueHead(nn.Module):
 
 @dataclass(frozen=True)
 class NextToken:
-    """A model's distributions of A next tokens, not computed yet: states [A, D], head [V, D], bias [V]."""
+    """A model's distributions of A next tokens, not computed yet: states [A, D], head [V, D], bias [V],
+    and what the model does to its logits."""
 
     states: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
+    logit_map: LogitMap = IDENTITY
 
     def logprobs(self, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """As token_logprobs."""
-        return token_logprobs(self.states, self.weight, self.bias, targets, temperature)
+        return token_logprobs(
+            self.states, self.weight, self.bias, targets, temperature, logit_map=self.logit_map
+        )
+
+    def logits(self, rows: slice, temperature: float) -> torch.Tensor:
+        """As logits_of, of these rows of the states."""
+        return logits_of(self.states[rows], self.weight, self.bias, temperature, self.logit_map)
 
 
 class LogprobHead(nn.Module):
@@ -56,10 +65,15 @@ class LogprobHead(nn.Module):
     however many chunks the logits are computed in (ranks may differ in that).
     """
 
-    def __init__(self, lm_head: nn.Linear) -> None:
+    def __init__(self, lm_head: nn.Linear, logit_map: LogitMap = IDENTITY) -> None:
         super().__init__()
         self.weight = lm_head.weight
         self.bias = lm_head.bias
+        self.logit_map = logit_map
+
+    def next_token(self, hidden_AD: torch.Tensor) -> NextToken:
+        """The distributions that follow these states."""
+        return NextToken(hidden_AD, self.weight, self.bias, self.logit_map)
 
     def forward(
         self,
@@ -69,23 +83,25 @@ class LogprobHead(nn.Module):
         reference: NextToken | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """With a reference: the divergence from it in place of the entropy, without gradient."""
+        own = self.next_token(hidden_AD)
         if reference is None:
-            return token_logprobs(hidden_AD, self.weight, self.bias, targets, temperature)
-        own = NextToken(hidden_AD, self.weight, self.bias)
+            return own.logprobs(targets, temperature)
         return own.logprobs(targets, temperature)[0], divergence(own, reference, temperature)
 
 
 class PolicyModel(nn.Module):
-    """lm: a causal language model of transformers (or peft's wrapper of one) loaded with packed attention."""
+    """lm: a causal language model of transformers (or peft's wrapper of one); packed where its attention is
+    packed.ATTENTION, else as padded rows. logit_map: as the model's config says, unless given."""
 
-    def __init__(self, lm: nn.Module, value_head: bool) -> None:
+    def __init__(self, lm: nn.Module, value_head: bool, logit_map: LogitMap | None = None) -> None:
         super().__init__()
         self.lm = lm
         base = base_model(lm)
-        self.logprob_head = LogprobHead(base.get_output_embeddings())
+        self.logprob_head = LogprobHead(base.get_output_embeddings(), logit_map or LogitMap.of(base.config))
         self.value_head = None
         if value_head:
-            self.value_head = ValueHead(base.config.hidden_size, self.logprob_head.weight.dtype)
+            weight = self.logprob_head.weight
+            self.value_head = ValueHead(weight.shape[1], weight.dtype)
 
     def forward(
         self,
@@ -105,11 +121,10 @@ class PolicyModel(nn.Module):
 
     def next_token(self, tokens: torch.Tensor, packed: PackedLayout, targets: torch.Tensor) -> NextToken:
         """The distributions that the targets were drawn from. Of whole weights only, not under ZeRO-3."""
-        head = self.logprob_head
-        return NextToken(self._states(tokens, packed, targets), head.weight, head.bias)
+        return self.logprob_head.next_token(self._states(tokens, packed, targets))
 
     def _states(self, tokens: torch.Tensor, packed: PackedLayout, targets: torch.Tensor) -> torch.Tensor:
-        hidden = packed_hidden_states(base_model(self.lm).get_decoder(), tokens, packed)
+        hidden = packed_hidden_states(decoder_of(base_model(self.lm)), tokens, packed)
         return packed.states_at(hidden, targets - 1)
 
     def reference(self) -> AbstractContextManager[None]:
@@ -123,10 +138,8 @@ def divergence(policy: NextToken, reference: NextToken, temperature: float) -> t
     chunk = chunk_size(policy.states, policy.weight)
     parts = []
     for start in range(0, policy.states.shape[0], chunk):
-        own, other = (
-            logits_of(model.states[start : start + chunk], model.weight, model.bias, temperature)
-            for model in (policy, reference)
-        )
+        rows = slice(start, start + chunk)
+        own, other = (model.logits(rows, temperature) for model in (policy, reference))
         parts.append(exact_kl(own.log_softmax(-1), other.log_softmax(-1)))
     return torch.cat([torch.zeros(0, device=policy.states.device), *parts])
 
@@ -134,13 +147,15 @@ def divergence(policy: NextToken, reference: NextToken, temperature: float) -> t
 class CriticModel(nn.Module):
     """A trunk of its own with a value head; its log-probabilities and entropies are 0.
 
-    trunk: a decoder of transformers (no language-model head) loaded with packed attention.
+    trunk: a decoder of transformers (no language-model head), packed or not as in PolicyModel.
     """
 
     def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
         self.trunk = trunk
-        self.value_head = ValueHead(trunk.config.hidden_size, next(trunk.parameters()).dtype)
+        self.value_head = ValueHead(
+            trunk.config.get_text_config().hidden_size, next(trunk.parameters()).dtype
+        )
 
     def forward(
         self, tokens: torch.Tensor, packed: PackedLayout, targets: torch.Tensor, temperature: float

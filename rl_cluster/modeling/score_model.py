@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
-from transformers.utils import logging
 
 from rl_cluster.config.run import LoRAConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.modeling.load import DtypeName, enable_checkpointing, pretrained
+from rl_cluster.modeling.examine import examine_trunk
+from rl_cluster.modeling.load import DtypeName, described, enable_checkpointing, pretrained
+from rl_cluster.modeling.loading import outside_the_trunk
 from rl_cluster.modeling.packed import PackedLayout, packed_hidden_states
 from rl_cluster.modeling.policy import Output, base_model, is_lora
 
@@ -67,8 +68,12 @@ def load_score_model(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        lm = pretrained(_OneLabel, path, dtype, trust_remote_code)
+        may_lack = None if _stored_labels(path) == 1 else _is_score
+        lm = pretrained(
+            _OneLabel, path, dtype, trust_remote_code, may_lack=may_lack, may_leave=outside_the_trunk
+        )
         _check(lm, path)
+        examine_trunk(lm, getattr(lm, lm.base_model_prefix), described(path, lm))
         if pad_token_id is not None:
             lm.config.pad_token_id = pad_token_id
         wrapped = lm if lora is None else _with_adapters(lm, lora)
@@ -88,13 +93,13 @@ class _OneLabel:
                 f"model.path: {path!r} is a classifier with {labels} labels; a reward model has one score. "
                 "Give a language model, or a checkpoint with num_labels=1."
             )
-        # It would report the fresh score as missing, which a causal language model lacks by nature.
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()
-        try:
-            return AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, **settings)
-        finally:
-            logging.set_verbosity(verbosity)
+        return AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, **settings)
+
+
+def _is_score(lm: nn.Module, key: str) -> bool:
+    """What a causal language model lacks by nature."""
+    del lm
+    return key == "score.weight"
 
 
 def _stored_labels(path: str) -> int | None:

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from rl_cluster.modeling.logit_map import IDENTITY, LogitMap
+
 CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
 """Logits (float32 numbers) that exist at once."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """logits = hidden · weightᵀ + bias, in float32 divided by the temperature, as vLLM's processed_logprobs.
+    """logits = hidden · weightᵀ + bias, in float32 mapped (where the model does that to its logits) and
+    divided by the temperature, as vLLM's processed_logprobs.
 
     With p = softmax(logits): ∂ log p_y / ∂ logits = onehot(y) − p, and for the entropy
     H = −Σ p log p: ∂H / ∂ logits = −p (log p + H).
@@ -30,25 +33,26 @@ class _TokenLogprobs(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         temperature: float,
+        logit_map: LogitMap,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num = hidden.shape[0]
         logprobs, entropy, normalizer = (hidden.new_empty(num, dtype=_working(hidden)) for _ in range(3))
         for start in range(0, num, chunk):
             part = slice(start, start + chunk)
-            logits = logits_of(hidden[part], weight, bias, temperature)
+            logits = logits_of(hidden[part], weight, bias, temperature, logit_map)
             normalizer[part] = torch.logsumexp(logits, dim=-1)
             logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normalizer[part]
             mean_logit = (torch.exp(logits - normalizer[part, None]) * logits).sum(-1)
             entropy[part] = normalizer[part] - mean_logit
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.logit_map, ctx.chunk = temperature, logit_map, chunk
         return logprobs, entropy
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
         hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         with_entropy = bool(torch.any(grad_entropy != 0))
@@ -57,14 +61,17 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=_working(hidden)) if needs_bias else None
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits = logits_of(hidden[part], weight, bias, ctx.temperature)
+            logits = logits_of(hidden[part], weight, bias, 1.0, ctx.logit_map)
+            mapped = logits if ctx.logit_map.cap is None else logits.clone()
+            if ctx.temperature != 1.0:
+                logits /= ctx.temperature
             logits -= normalizer[part, None]
             probabilities = torch.exp(logits)
             grad = probabilities * -grad_logprobs[part, None]
             grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
             if with_entropy:
                 grad -= grad_entropy[part, None] * probabilities * (logits + entropy[part, None])
-            grad = (grad / ctx.temperature).to(hidden.dtype)
+            grad = ctx.logit_map.pull_back(grad / ctx.temperature, mapped).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ weight
             if grad_weight is not None:
@@ -78,6 +85,7 @@ class _TokenLogprobs(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
@@ -86,10 +94,14 @@ def _working(hidden: torch.Tensor) -> torch.dtype:
 
 
 def logits_of(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    temperature: float,
+    logit_map: LogitMap = IDENTITY,
 ) -> torch.Tensor:
-    """[A, V], in float32 at least, divided by the temperature."""
-    logits = linear(hidden, weight, bias).to(_working(hidden))
+    """[A, V], in float32 at least, mapped, then divided by the temperature."""
+    logits = logit_map.apply(linear(hidden, weight, bias).to(_working(hidden)))
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
@@ -105,11 +117,13 @@ def token_logprobs(
     targets: torch.Tensor,
     temperature: float,
     chunk_elements: int | None = None,
+    logit_map: LogitMap = IDENTITY,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target, and entropy of its distribution, both float32 [A], in nats.
 
     hidden: [A, D], the states from which the targets (int64 [A]) are predicted. weight: [V, D]; bias: [V].
+    logit_map: what the model does to its logits before the softmax.
     Both results carry gradient to hidden, weight and bias.
     """
     chunk = max(1, chunk_elements // weight.shape[0]) if chunk_elements else chunk_size(hidden, weight)
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, chunk)
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, logit_map, chunk)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from transformers import AutoModel, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.modeling.loading import load_whole, outside_the_trunk
 from rl_cluster.reward_models.config import RewardModelConfig
 
 UNUSED = "pooler"
@@ -97,17 +97,14 @@ def _load(config: RewardModelConfig, base_model: Any) -> PreTrainedModel:
             f"base_model={base_model!r:.60}: give a torch module, a model folder or a hub name, or set "
             "RewardModelConfig.model_name."
         )
-    try:
-        return AutoModel.from_pretrained(
-            str(Path(name).expanduser()) if Path(name).expanduser().exists() else str(name),
-            dtype=getattr(torch, config.dtype),
-        )
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise BadInputError(
-            f"RewardModelConfig.model_name={str(name)!r}: cannot be loaded: {first_line}. Give a Hugging "
-            "Face model folder or hub name."
-        ) from error
+    return load_whole(
+        AutoModel,
+        str(name),
+        where=f"RewardModelConfig.model_name={str(name)!r}:",
+        may_lack=lambda model, key: UNUSED in key.split("."),
+        may_leave=outside_the_trunk,
+        dtype=getattr(torch, config.dtype),
+    )
 
 
 def _check_pretrained(model: PreTrainedModel, config: RewardModelConfig) -> None:

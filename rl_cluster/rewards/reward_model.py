@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from rl_cluster.data.encode import encode_text
 from rl_cluster.errors import BadInputError
+from rl_cluster.modeling.loading import load_whole, outside_the_trunk
 from rl_cluster.trajectory import TrajectoryGroup
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -103,19 +104,37 @@ def load_reward_model(
     check_reward_model(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=DTYPES[dtype], output_loading_info=True
-        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise BadInputError(f"rewards.scorers.path={path!r}: cannot be loaded: {error}") from error
-    if loading["missing_keys"]:
-        missing = ", ".join(sorted(loading["missing_keys"])[:3])
-        raise BadInputError(
-            f"rewards.scorers.path={path!r}: not a sequence-classification checkpoint, it has no weights for "
-            f"{missing}. Give a checkpoint saved by AutoModelForSequenceClassification."
-        )
+    model = load_classifier(path, f"rewards.scorers.path={path!r}:", dtype=DTYPES[dtype])
     _set_pad(model.config.get_text_config(), tokenizer, path)
     return RewardModel(model.to(device).eval(), tokenizer, policy_tokenizer, tokens_per_batch)
+
+
+def load_classifier(path: str, where: str, **settings: Any) -> Any:
+    """A sequence-classification checkpoint with all its weights; else BadInputError, begun by `where`."""
+    lacking: list[str] = []
+
+    def note(model: torch.nn.Module, key: str) -> bool:
+        del model
+        lacking.append(key)
+        return True
+
+    model = load_whole(
+        AutoModelForSequenceClassification,
+        path,
+        where=where,
+        may_lack=note,
+        may_leave=outside_the_trunk,
+        **settings,
+    )
+    if lacking:
+        raise BadInputError(
+            f"{where} not a sequence-classification checkpoint, it has no weights for "
+            f"{', '.join(sorted(lacking)[:3])}. "
+            "Give a checkpoint saved by AutoModelForSequenceClassification."
+        )
+    return model
 
 
 def check_reward_model(path: str) -> None:

@@ -89,8 +89,10 @@ class OnlineRun:
         if isinstance(self._model, str):
             from transformers import AutoModelForCausalLM
 
+            from rl_cluster.modeling.loading import load_whole
+
             folder = str(self.folder / "model") if self.trained else self._model
-            model = AutoModelForCausalLM.from_pretrained(folder)
+            model = load_whole(AutoModelForCausalLM, folder, where=f"model={folder!r}:")
             if not self.trained:
                 return model
             self._model = model

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from learners.whole_weights import VALUE_HEAD
 from rl_cluster.modeling.load import VALUE_HEAD_FILE
+from rl_cluster.modeling.loading import load_whole
 from rl_cluster.trainers.online_checks import max_positions, num_parameters
 from rl_cluster.trainers.ppo_arguments import ModelSource
 from rl_cluster.trainers.ppo_model import PPOModel
@@ -30,7 +31,10 @@ class UserModel:
         if self._module is None:
             from transformers import AutoModelForCausalLM
 
-            self._module = AutoModelForCausalLM.from_pretrained(self.source)
+            assert isinstance(self.source, str)
+            self._module = load_whole(
+                AutoModelForCausalLM, self.source, where=f"PPOTrainer.model={self.source!r}:"
+            )
         return self._module
 
     @property

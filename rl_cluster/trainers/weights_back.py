@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rl_cluster.modeling.loading import load_whole
+
 
 def put_back(model: Any, folder: Path) -> Any:
     """Load the weights at `folder` into `model`, in place, in its own dtype and on its own device.
@@ -16,6 +18,6 @@ def put_back(model: Any, folder: Path) -> Any:
         from peft import PeftModel
 
         return PeftModel.from_pretrained(model, str(folder))
-    fresh = type(model).from_pretrained(folder, dtype="auto")
+    fresh = load_whole(type(model), folder, where=f"model={str(folder)!r}:", dtype="auto")
     model.load_state_dict(fresh.state_dict())
     return model
