@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -26,8 +26,8 @@ class Worker:
     def stumble(self) -> None:
         raise TimeoutError("of the worker's own")
 
-    def sleep(self) -> None:
-        time.sleep(1.5)
+    def wait(self) -> None:
+        threading.Event().wait()
 
     def die(self) -> None:
         print("\n".join(f"line {number}" for number in range(20)), file=sys.stderr, flush=True)
@@ -35,15 +35,15 @@ class Worker:
 
 
 async def test_a_worker_is_named_in_whatever_goes_wrong() -> None:
-    worker: Any = ray.remote(Worker).options(num_cpus=0).remote()
+    worker: Any = ray.remote(Worker).options(num_cpus=0, max_concurrency=2).remote()
     assert await answer("w-0", worker.add.remote(2, 3), "adding", 60.0) == 5
     with pytest.raises(BadInputError, match=r"^model\.path: is empty$"):
         await answer("w-0", worker.refuse.remote(), "refusing", 60.0)
     with pytest.raises(TimeoutError, match="of the worker's own") as caught:
         await answer("w-0", worker.stumble.remote(), "stumbling", 60.0)
     assert not isinstance(caught.value, DeadlineError), "the worker's TimeoutError is not ours"
-    with pytest.raises(DeadlineError, match=r"^w-0 was not done with sleeping within 0\.1 s$"):
-        await answer("w-0", worker.sleep.remote(), "sleeping", 0.1)
+    with pytest.raises(DeadlineError, match=r"^w-0 was not done with waiting within 0\.1 s$"):
+        await answer("w-0", worker.wait.remote(), "waiting", 0.1)
     with pytest.raises(WorkerDiedError, match=r"^w-0: ") as died:
         await answer("w-0", worker.die.remote())
     lines = [f"  line {number}" for number in range(15, 20)]

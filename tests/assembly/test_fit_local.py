@@ -74,10 +74,19 @@ def test_every_objective_lowers_its_held_out_loss(name: str, tmp_path: Path) -> 
 
 
 def test_the_result_is_an_ordinary_model_with_its_tokenizer(tmp_path: Path) -> None:
-    result = run("dpo", tmp_path / "run", run={"dir": str(tmp_path / "run"), "steps": 2})
+    """Plain transformers finds the held-out loss that the run reported last: nats per token, end included."""
+    result = run("sft", tmp_path / "run", run={"dir": str(tmp_path / "run"), "steps": 2})
     tokenizer = AutoTokenizer.from_pretrained(result.model)
     model = AutoModelForCausalLM.from_pretrained(result.model)
-    assert model(torch.tensor([tokenizer("1+1=")["input_ids"]])).logits.shape == (1, 4, 21)
+    nats, count = 0.0, 0
+    for row in ROWS["sft"][-8:]:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        answer = [*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]
+        with torch.no_grad():
+            logprobs = model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+        nats -= float(sum(logprobs[len(prompt) - 1 + i, token] for i, token in enumerate(answer)))
+        count += len(answer)
+    assert result.last["eval/loss"] == pytest.approx(nats / count, rel=1e-5)
     start = load_file(result.folder / "start" / "scratch" / "model.safetensors")
     moved = load_file(result.model / "model.safetensors")
     assert any(not torch.equal(start[name], moved[name]) for name in start)

@@ -227,7 +227,7 @@ def test_resuming_on_other_rows_or_from_a_torn_checkpoint_is_refused(tmp_path: P
         FitState.read(tmp_path)
 
 
-def test_the_best_held_out_loss_is_kept(tmp_path: Path) -> None:
+def test_of_equal_held_out_losses_the_first_is_kept(tmp_path: Path) -> None:
     sets = FitSets(make_rows(4), make_rows(2, first=20))
     config = fit_config(
         run={"steps": 4},
@@ -235,7 +235,7 @@ def test_the_best_held_out_loss_is_kept(tmp_path: Path) -> None:
         checkpoint={"every": 1, "keep_last": 1, "keep_best": True},
         objective={"name": "dpo", "beta": 1.0, "loss": "ipo"},
     )
-    # The log-ratio per token is the same for both sides, so every loss is (1/2β)²: of equals the first stays.
+    # The log-ratio per token is the same for both sides, so every loss is (1/2β)².
     run(config, tmp_path, TableLearner(), sets)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-1", "step-4"]

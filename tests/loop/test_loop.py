@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -158,13 +158,24 @@ def test_retention_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert kept == {5, 6, best}
 
 
-def test_step_seconds_add_up_to_the_time_of_the_run(tmp_path: Path) -> None:
+def test_step_seconds_add_up_to_the_time_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock whose n-th reading is n²: every stretch between two readings has a length of its own."""
+    readings: list[float] = []
+
+    def clock() -> float:
+        readings.append(float(len(readings) ** 2))
+        return readings[-1]
+
+    monkeypatch.setattr("rl_cluster.loop.loop.time", SimpleNamespace(perf_counter=clock))
     rig = Rig(make_config(run={"steps": 4}), tmp_path)
-    begun = time.perf_counter()
     rig.run()
-    whole = time.perf_counter() - begun
-    steps = [row["perf/step_seconds"] for step, row in rig.observer.rows.items() if step > 0]
-    assert 0 < sum(s for s in steps if s is not None) <= whole
+    rows = [row for step, row in sorted(rig.observer.rows.items()) if step > 0]
+    for row in rows:
+        wait, train, sync = (row[f"perf/{name}_seconds"] for name in ("wait", "train", "sync"))
+        assert 0 < wait < train < sync, "in this order, on a clock that runs ever faster"
+        assert wait + train + sync <= row["perf/step_seconds"]
+        assert row["eps"] == 32 / row["perf/step_seconds"]
+    assert sum(row["perf/step_seconds"] for row in rows) == readings[-1] - readings[0]
 
 
 def test_groups_without_signal_are_replaced_under_dynamic_sampling(tmp_path: Path) -> None:

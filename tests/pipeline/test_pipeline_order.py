@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-import time
 from concurrent.futures import CancelledError
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 from rl_cluster.errors import PipelineError
 from rl_cluster.pipeline import AsyncTrainingClient, AsyncTrainingFuture, ForwardBackwardPipeline
+from rl_cluster.pipeline.future import Turn
 
 
 def our_threads():
@@ -99,12 +99,12 @@ def test_queued_steps_of_a_transformers_model_equal_a_plain_loop(make_qwen, pipe
 def test_effects_come_in_the_order_of_submission_from_many_threads(models, pipelines):
     """Each thread's own calls stay in order, and every call is whole: none overlaps another."""
     pipeline = pipelines(models.Table(), max_workers=4)
-    seen, inside = [], []
+    seen, inside, all_queued = [], [], threading.Event()
 
     def note(model, inputs, outputs, name, number):
         assert not inside, "two calls ran at once"
         inside.append(name)
-        time.sleep(0.0005)
+        assert all_queued.wait(60), "the first call goes on while 59 others are there to overtake it"
         seen.append((name, number))
         inside.clear()
         return outputs.mean()
@@ -121,6 +121,7 @@ def test_effects_come_in_the_order_of_submission_from_many_threads(models, pipel
         thread.start()
     for thread in threads:
         thread.join()
+    all_queued.set()
     for submitted in futures.values():
         for future in submitted:
             future.result()
@@ -257,22 +258,35 @@ def test_a_bare_concurrent_future_can_be_wrapped():
     assert outer.result() == 3
 
 
-def test_two_pipelines_over_one_model_take_turns(models, pipelines, gate):
+def test_two_pipelines_over_one_model_take_turns(models, pipelines, gate, monkeypatch):
     model, ids = models.Table(), torch.tensor([[1, 2, 3]])
+    order, arrivals, enter = [], threading.Semaphore(0), Turn.__enter__
+
+    def arrive(turn):
+        arrivals.release()
+        enter(turn)
+        order.append(threading.current_thread().name)
+
+    monkeypatch.setattr(Turn, "__enter__", arrive)
     first, second = pipelines(model), pipelines(model)
     held = first.forward_backward_custom(ids, gate.hold)
     assert gate.begun.wait(60)
+    before = len(order)
+    while arrivals.acquire(blocking=False):
+        pass
     waiting = second.forward(ids)
     third: list[ForwardBackwardPipeline] = []
-    builder = threading.Thread(target=lambda: third.append(pipelines(model)))
+    builder = threading.Thread(target=lambda: third.append(pipelines(model)), name="builder")
     builder.start()
-    time.sleep(0.2)
-    assert not waiting.done() and not third, "neither a call nor a move to a device may come between"
+    assert arrivals.acquire(timeout=60) and arrivals.acquire(timeout=60), "both stand at the door"
+    assert len(order) == before, "neither a call nor a move to a device may come between"
+    assert not waiting.done() and not third
     gate.open.set()
     held.result(60)
     waiting.result(60)
     builder.join(60)
     assert len(third) == 1
+    assert "builder" in order[before:] and len(order) == before + 2
 
 
 def test_waiting_for_another_pipeline_of_the_same_model_inside_a_loss_is_refused(models, pipelines):

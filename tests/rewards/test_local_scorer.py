@@ -27,14 +27,16 @@ async def test_plain_and_asynchronous_functions_score_a_group(make_group: MakeGr
 
 
 async def test_a_plain_function_does_not_hold_up_the_event_loop(make_group: MakeGroup) -> None:
-    released = threading.Event()
+    begun, released = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
 
     def waits(prompts: Any, responses: list[str], metadata: Any) -> list[float]:
-        assert released.wait(30)
+        loop.call_soon_threadsafe(begun.set)
+        assert released.wait(30), "the event loop stood still meanwhile"
         return [1.0] * len(responses)
 
     scoring = asyncio.create_task(LocalScorer("waits", waits).score(make_group("1=", ["1"])))
-    await asyncio.sleep(0.01)
+    await begun.wait()
     released.set()
     assert (await scoring).values.tolist() == [1.0]
 
