@@ -202,6 +202,5 @@ def test_a_trainer_given_such_a_name_stops_before_it_trains(folder: Path, tmp_pa
             config,
             model=str(folder),
             tokenizer=tokenizer,
-            dataset=["1+1="] * 16,
             reward_fn=lambda texts: [1.0] * len(texts),
-        ).train()
+        ).train(["1+1="] * 16)
