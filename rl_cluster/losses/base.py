@@ -89,14 +89,23 @@ class CustomLoss(nn.Module, ABC):
         mask = arguments.get("mask")
         if not self.accepts("mask"):
             arguments.pop("mask", None)
-        raw = self.compute_loss(**self.temper(arguments))
+        loss = self.finish(*self.elements(arguments, mask))
+        return {"loss": loss, "weight": self.config.weight, "name": self.config.name} if return_dict else loss
+
+    def elements(
+        self, arguments: Mapping[str, Any], mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What `finish` reduces, and the mask over it: compute_loss's answer, before any temperature.
+
+        A loss whose compute_loss is a scalar says here what that scalar is the mean of.
+        """
+        raw = self.compute_loss(**self.temper(dict(arguments)))
         if raw.dim() == 0 and mask is not None and not self.accepts("mask"):
             raise BadInputError(
                 f"{self.config.name}: a mask was given, but compute_loss returns a scalar and takes no mask. "
                 "Add a `mask` argument to it, or return one loss per element."
             )
-        loss = self.finish(raw, self.kept(arguments, raw, mask))
-        return {"loss": loss, "weight": self.config.weight, "name": self.config.name} if return_dict else loss
+        return raw, self.kept(arguments, raw, mask)
 
     def finish(self, raw: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Normalise, reduce, weigh and clip. mask: of raw's shape, or None."""

@@ -61,12 +61,13 @@ class CompositeLoss(CustomLoss):
         if not return_components:
             return super().forward(*args, **kwargs)
         arguments = self.bind(args, kwargs)
-        arguments.pop("return_dict", None)
+        return_dict = arguments.pop("return_dict", False)
         given = {name: arguments.pop(name, None) for name in ("predictions", "targets", "mask")}
         parts = self._components(given["predictions"], given["targets"], given["mask"], arguments)
         total = self._total(parts)
         loss = self.finish(total, self.kept(arguments, total, given["mask"]))
-        return {
+        described = {"weight": self.config.weight, "name": self.config.name} if return_dict else {}
+        return described | {
             "loss": loss,
             "components": dict(zip(self._names, parts, strict=True)),
             "weights": self.weights,
@@ -79,7 +80,12 @@ class CompositeLoss(CustomLoss):
     def kept(
         self, arguments: Mapping[str, Any], raw: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Every component has masked its elements already: 0 or 1, so that a fraction does not act twice."""
+        """Every component has masked its elements already: 0 or 1, so that a fraction does not act twice.
+
+        None where the elements are not the mask's, as those of a VarianceLoss.
+        """
+        if mask is None or mask.shape != raw.shape[: mask.dim()]:
+            return None
         kept = super().kept(arguments, raw, mask)
         return None if kept is None else (kept != 0).to(raw.dtype)
 

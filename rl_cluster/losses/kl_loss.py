@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,11 @@ from rl_cluster.losses.ratio_terms import same_shape, temper_log_ratio
 
 
 class KLDivergenceLoss(CustomLoss):
-    """kl_coef · max(0, KL(policy ‖ reference) − target_kl), a scalar: no penalty below the target."""
+    """kl_coef · max(0, KL(policy ‖ reference) − target_kl): no penalty below the target.
+
+    compute_loss gives the scalar. Called, the config's reduction acts on the tokens' parts of it: "mean" is the
+    scalar, "sum" the scalar times the number of tokens, "none" a part per token.
+    """
 
     def __init__(
         self, config: CustomLossConfig | None = None, target_kl: float = 0.01, kl_coef: float = 0.1
@@ -34,11 +39,28 @@ class KLDivergenceLoss(CustomLoss):
         0 on average; the gradient is therefore that of ½ (log π − log π_ref)², which is the divergence's
         on average (k1 and k2 of http://joschu.net/blog/kl-approx.html).
         """
+        each, kept = self._per_token(log_probs, ref_log_probs, mask)
+        return self.kl_coef * torch.relu(masked_mean(each, kept, self.config.epsilon) - self.target_kl)
+
+    def elements(
+        self, arguments: Mapping[str, Any], mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """kl_coef · (divergence of the token − target_kl), [B, L], all 0 where their mean is below the target;
+        so the mean of the elements is compute_loss's scalar."""
+        tempered = self.temper(dict(arguments))
+        each, kept = self._per_token(tempered["log_probs"], tempered["ref_log_probs"], mask)
+        above = masked_mean(each.detach(), kept, self.config.epsilon) > self.target_kl
+        return self.kl_coef * torch.where(above, each - self.target_kl, 0.0 * each), kept
+
+    def _per_token(
+        self, log_probs: torch.Tensor, ref_log_probs: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The value of k1 with the gradient of k2, and the mask, both [B, L]."""
         reference = same_shape("KLDivergenceLoss", log_probs, ref_log_probs, "ref_log_probs").detach()
         kept = None if mask is None else expand_mask(mask, log_probs, "KLDivergenceLoss")
-        value = masked_mean(kl_per_token(log_probs, reference, "k1"), kept, self.config.epsilon).detach()
-        slope = masked_mean(kl_per_token(log_probs, reference, "k2"), kept, self.config.epsilon)
-        return self.kl_coef * torch.relu(value + slope - slope.detach() - self.target_kl)
+        value = kl_per_token(log_probs, reference, "k1").detach()
+        slope = kl_per_token(log_probs, reference, "k2")
+        return value + slope - slope.detach(), kept
 
     def temper(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return temper_log_ratio(arguments, "ref_log_probs", self.config.temperature)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from rl_cluster.checks import check_number
@@ -18,9 +21,11 @@ from rl_cluster.losses.base import (
 
 
 class VarianceLoss(CustomLoss):
-    """mean((variance over the batch − target_variance)²) − beta · entropy of softmax(predictions), a scalar.
+    """mean((variance over the batch − target_variance)²) − beta · entropy of softmax(predictions).
 
-    The entropy, in nats over the last dimension, is there where predictions have two or more dimensions.
+    The entropy, in nats over the last dimension and averaged over what counts, is there where predictions have
+    two or more dimensions. compute_loss gives the scalar. Called, the config's reduction acts on the outputs'
+    parts of it ([..., F], each with the whole entropy term): "mean" is the scalar.
     """
 
     def __init__(
@@ -43,15 +48,33 @@ class VarianceLoss(CustomLoss):
 
         The variance is unbiased (n − 1); entries that fewer than two rows have are left out.
         """
+        return masked_mean(*self._per_output(predictions, mask))
+
+    def elements(
+        self, arguments: Mapping[str, Any], mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[..., F]: the parts of the outputs, and where two rows or more count."""
+        parts, enough = self._per_output(self.temper(dict(arguments))["predictions"], mask)
+        return (parts, enough) if parts.dim() else (parts, None)
+
+    def kept(
+        self, arguments: Mapping[str, Any], raw: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The mask is over rows, and the loss over outputs."""
+        return None
+
+    def _per_output(
+        self, predictions: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         whole = torch.ones_like(predictions) if mask is None else mask
         kept = expand_mask(whole, predictions, "VarianceLoss")
         variance, enough = batch_variance(predictions, kept != 0)
-        loss = masked_mean((variance - self.target_variance).square(), enough.to(predictions.dtype))
-        if predictions.dim() < 2 or self.beta == 0:
-            return loss
-        log_p = torch.log_softmax(predictions, dim=-1)
-        entropy = -(log_p.exp() * log_p).sum(-1)
-        return loss - self.beta * masked_mean(entropy, kept[..., 0], self.config.epsilon)
+        parts = (variance - self.target_variance).square()
+        if predictions.dim() >= 2 and self.beta != 0:
+            log_p = torch.log_softmax(predictions, dim=-1)
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            parts = parts - self.beta * masked_mean(entropy, kept[..., 0], self.config.epsilon)
+        return parts, enough.to(predictions.dtype)
 
 
 def batch_variance(values: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

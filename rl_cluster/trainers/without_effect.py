@@ -124,6 +124,8 @@ LLM = {
 
 LOSSES = {
     "VarianceLoss.compute_loss: targets": "there so that the loss can stand in a CompositeLoss",
+    "CompositeLoss config: reduction": "where the losses inside have reduced: give them reduction='none'",
+    "AdaptiveLoss config: reduction": "where the loss inside has reduced: give it reduction='none'",
 }
 
 WITHOUT_EFFECT: dict[str, dict[str, str]] = {
