@@ -43,8 +43,10 @@ def create_rl_environment(config: Any, tokenizer: Any, prompts: Sequence[str]) -
         raise BadInputError(
             f"rl_env_config[{unknown[0]!r}]: {kind} takes no such setting, but: {', '.join(allowed)}."
         )
-    given["max_length"] = getattr(config, "rl_max_new_tokens", None) or 128
-    given["temperature"] = getattr(config, "rl_temperature", None) or 1.0
+    max_length = getattr(config, "rl_max_new_tokens", None)
+    temperature = getattr(config, "rl_temperature", None)
+    given["max_length"] = 128 if max_length is None else max_length
+    given["temperature"] = 1.0 if temperature is None else temperature
     weights = parse_json("rl_reward_weights", getattr(config, "rl_reward_weights", None))
     return make(tokenizer, prompts, given, weights)
 

@@ -17,8 +17,8 @@ from rl_cluster.losses.ratio_terms import same_shape, temper_log_ratio
 class KLDivergenceLoss(CustomLoss):
     """kl_coef · max(0, KL(policy ‖ reference) − target_kl): no penalty below the target.
 
-    compute_loss gives the scalar. Called, the config's reduction acts on the tokens' parts of it: "mean" is the
-    scalar, "sum" the scalar times the number of tokens, "none" a part per token.
+    compute_loss gives the scalar. Called, the config's reduction acts on the tokens' parts of it: "mean" is
+    the scalar, "sum" the scalar times the number of tokens, "none" a part per token.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class KLDivergenceLoss(CustomLoss):
     def elements(
         self, arguments: Mapping[str, Any], mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """kl_coef · (divergence of the token − target_kl), [B, L], all 0 where their mean is below the target;
-        so the mean of the elements is compute_loss's scalar."""
+        """kl_coef · (divergence of the token − target_kl), [B, L], all 0 where the mean is below the target:
+        the mean of the elements is compute_loss's scalar."""
         tempered = self.temper(dict(arguments))
         each, kept = self._per_token(tempered["log_probs"], tempered["ref_log_probs"], mask)
         above = masked_mean(each.detach(), kept, self.config.epsilon) > self.target_kl

@@ -23,9 +23,9 @@ from rl_cluster.losses.base import (
 class VarianceLoss(CustomLoss):
     """mean((variance over the batch − target_variance)²) − beta · entropy of softmax(predictions).
 
-    The entropy, in nats over the last dimension and averaged over what counts, is there where predictions have
-    two or more dimensions. compute_loss gives the scalar. Called, the config's reduction acts on the outputs'
-    parts of it ([..., F], each with the whole entropy term): "mean" is the scalar.
+    The entropy, in nats over the last dimension and averaged over what counts, is there where predictions
+    have two or more dimensions. compute_loss gives the scalar. Called, the config's reduction acts on the
+    outputs' parts of it ([..., F], each with the whole entropy term): "mean" is the scalar.
     """
 
     def __init__(

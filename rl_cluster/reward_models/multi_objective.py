@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from rl_cluster.checks import check_number, check_whole_number
+from rl_cluster.checks import check_whole_number
 from rl_cluster.errors import BadInputError
 from rl_cluster.reward_models.config import RewardModelConfig
+from rl_cluster.reward_models.objective_losses import ObjectiveLosses
+from rl_cluster.reward_models.objective_losses import multi_objective_loss as multi_objective_loss
+from rl_cluster.reward_models.objective_weights import ObjectiveWeights, check_weights
 from rl_cluster.reward_models.reward_model import RewardModel, check_pairs
 
 
@@ -43,7 +46,7 @@ class MultiObjectiveRewardModel(RewardModel):
         base_model: Any = None,
     ) -> None:
         check_whole_number("num_objectives", num_objectives)
-        weights = _weights(num_objectives, objective_weights)
+        weights = check_weights(num_objectives, objective_weights)
         if isinstance(config, RewardModelConfig):
             if config.num_labels not in (1, num_objectives):
                 raise BadInputError(
@@ -53,9 +56,23 @@ class MultiObjectiveRewardModel(RewardModel):
             config = replace(config, num_labels=num_objectives)
         super().__init__(config, base_model)
         self.num_objectives = num_objectives
-        self.register_buffer(
-            "objective_weights", torch.tensor(weights, device=self.reward_head[-1].weight.device)
-        )
+        self._given_weights = weights
+        # Not register_buffer: the property of that name, which gives them as written, is in its way.
+        device = self.reward_head[-1].weight.device
+        self._buffers["objective_weights"] = torch.tensor(list(weights), device=device)
+
+    @property
+    def objective_weights(self) -> ObjectiveWeights:
+        """As they were given, or as a loaded state has them."""
+        now, given = self._weights(), self._given_weights
+        if torch.equal(torch.tensor(list(given)).to(now), now):
+            return given
+        return ObjectiveWeights(now.tolist())
+
+    def _weights(self) -> torch.Tensor:
+        weights = self._buffers["objective_weights"]
+        assert weights is not None
+        return weights
 
     def forward(  # type: ignore[override]
         self,
@@ -76,8 +93,17 @@ class MultiObjectiveRewardModel(RewardModel):
 
     def combined(self, rewards: torch.Tensor) -> torch.Tensor:
         """[B, 1] = Σ weight · reward. rewards: [B, n]."""
-        weights = self.objective_weights.to(device=rewards.device, dtype=rewards.dtype)
+        weights = self._weights().to(device=rewards.device, dtype=rewards.dtype)
         return (rewards * weights).sum(dim=1, keepdim=True)
+
+    def combine_objectives(self, rewards: torch.Tensor) -> torch.Tensor:
+        """As `combined`: [B, 1] of rewards [B, n], or [1] of one text's [n]; BadInputError for others."""
+        if not isinstance(rewards, torch.Tensor) or rewards.shape[-1:] != (self.num_objectives,):
+            found = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else type(rewards).__name__
+            raise BadInputError(
+                f"rewards: {found}; give a tensor [batch, {self.num_objectives}], a reward per objective."
+            )
+        return self.combined(rewards) if rewards.dim() > 1 else self.combined(rewards[None])[0]
 
     def arguments(self) -> dict[str, Any]:
         return {
@@ -104,64 +130,13 @@ class MultiObjectiveRewardModel(RewardModel):
         attention_mask: torch.Tensor | None,
         target_rewards: torch.Tensor,
         objective_mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean squared error over the entries kept, a scalar; the same per objective, [n]).
+    ) -> tuple[torch.Tensor, ObjectiveLosses]:
+        """(mean squared error over the entries kept, a scalar; {"objective_0": the same of the first, …}).
 
         target_rewards: [B, n]. objective_mask: [B, n] or [n], 1 for entries that train; None: all. What it
-        excludes is in no mean (its target may be NaN); an objective without entries is NaN.
+        excludes is in no mean (its target may be NaN); an objective without entries is NaN. The dict may be
+        used as the tensor [n] of its values, too.
         Raises BadInputError for wrong shapes, targets kept that are not finite, and a mask that keeps none.
         """
         rewards = self(input_ids, attention_mask, return_dict=False)
         return multi_objective_loss(rewards, target_rewards, objective_mask)
-
-
-def multi_objective_loss(
-    rewards: torch.Tensor, target_rewards: Any, objective_mask: Any = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As compute_multi_objective_loss, of rewards [B, n]."""
-    targets = torch.as_tensor(target_rewards, device=rewards.device).to(rewards.dtype)
-    if targets.shape != rewards.shape:
-        raise BadInputError(
-            f"target_rewards: {tuple(targets.shape)} for rewards {tuple(rewards.shape)}; give one target per "
-            "text and objective."
-        )
-    kept = _kept(objective_mask, rewards)
-    if not bool(torch.isfinite(targets[kept]).all()):
-        raise BadInputError(
-            "target_rewards: holds NaN or infinity; give finite targets, or leave entries out by "
-            "objective_mask."
-        )
-    # where before the square: an excluded NaN would reach the gradient through a product with 0.
-    squares = torch.where(kept, rewards - torch.where(kept, targets, rewards.detach()), 0.0) ** 2
-    sums, counts = squares.sum(dim=0), kept.sum(dim=0)
-    per_objective = torch.where(counts > 0, sums / counts.clamp(min=1), torch.nan)
-    return sums.sum() / counts.sum(), per_objective
-
-
-def _kept(objective_mask: Any, rewards: torch.Tensor) -> torch.Tensor:
-    if objective_mask is None:
-        return torch.ones_like(rewards, dtype=torch.bool)
-    mask = torch.as_tensor(objective_mask, device=rewards.device)
-    if mask.shape not in (rewards.shape, rewards.shape[1:]):
-        raise BadInputError(
-            f"objective_mask: {tuple(mask.shape)} for rewards {tuple(rewards.shape)}; give that shape, or "
-            "one entry per objective."
-        )
-    if not bool(((mask == 0) | (mask == 1)).all()):
-        raise BadInputError("objective_mask: holds values other than 0 and 1; 1 marks entries that train.")
-    if not bool((mask == 1).any()):
-        raise BadInputError("objective_mask: keeps nothing; set at least one entry to 1.")
-    return (mask == 1).expand_as(rewards)
-
-
-def _weights(num_objectives: int, given: Any) -> list[float]:
-    if given is None:
-        return [1.0 / num_objectives] * num_objectives
-    weights = given.tolist() if isinstance(given, torch.Tensor) else given
-    if not isinstance(weights, Sequence) or isinstance(weights, str) or len(weights) != num_objectives:
-        raise BadInputError(
-            f"objective_weights={given!r:.60}: give {num_objectives} numbers, one per objective."
-        )
-    for index, weight in enumerate(weights):
-        check_number(f"objective_weights[{index}]", weight)
-    return [float(weight) for weight in weights]
