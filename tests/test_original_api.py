@@ -147,7 +147,9 @@ SIGNATURES = {
     "MultiObjectiveRewardModel.combine_objectives": "rewards",
     "RewardModelTrainer": "model tokenizer config device=None",
     "RewardModelTrainer.train_on_preferences": "chosen_texts rejected_texts num_epochs=3 batch_size=8",
-    "TextGenerationEnv": "tokenizer prompts max_length=512 reward_fn=None stop_sequences=None temperature=1.0",
+    "TextGenerationEnv": (
+        "tokenizer prompts max_length=512 reward_fn=None stop_sequences=None temperature=1.0"
+    ),
     "MultiObjectiveRewardEnv": "tokenizer prompts reward_components reward_weights=None",
     "create_rl_environment": "config tokenizer prompts",
     "create_env_aware_reward_fn": "env reward_model tokenizer",
