@@ -32,7 +32,8 @@ OWN_NAMES = (*MODEL_FILES, *CHECKPOINT_FILES, *REWARD_MODEL_FILES, *PIPELINE_FIL
 
 def write_marker(folder: Path, kind: str) -> None:
     """kind: what the folder is (run, checkpoint, model, …). The files that it holds now are noted as ours."""
-    content = {"written_by": WRITER, "kind": kind, "files": files_in(folder)}
+    files = [name for name in files_in(folder) if name != MARKER]
+    content = {"written_by": WRITER, "kind": kind, "files": files}
     (folder / MARKER).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatch
@@ -14,7 +15,7 @@ from rl_cluster.atomic_files import folder_atomically as folder_atomically
 from rl_cluster.atomic_files import recover_folder, recover_folders_in
 from rl_cluster.atomic_files import write_atomically as write_atomically
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import dump_config, load_config
+from rl_cluster.config.load import apply_override, dump_config, parse_as, read_mapping
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.json_lines import read_steps
@@ -26,9 +27,12 @@ from rl_cluster.run_lock import is_lock_file
 
 MADE_BY_RUNS = (
     *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
-    *("logs", "checkpoints", "trajectories", "tensorboard", "wandb", "model", "adapter", "starts"),
+    *("logs", "starts", "checkpoints", "trajectories", "tensorboard", "wandb", "model", "adapter", "starts"),
     *(f"{START}/scratch", f"{START}/supervised"),
 )
+
+
+AnyConfig = TypeVar("AnyConfig", bound=RunConfig | FitConfig)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,15 @@ class RunFolder:
         return self.logs / "run.log"
 
     def read_config(self) -> RunConfig:
-        return load_config(self.config)
+        return self.read_config_as(RunConfig)
+
+    def read_config_as(self, kind: type[AnyConfig], overrides: Sequence[str] = ()) -> AnyConfig:
+        """config.yaml with overrides as load_as takes them. Where the folder was moved or copied, run.dir and
+        the paths into start/ are those of now."""
+        data = _at_home(read_mapping(self.config), self.path)
+        for override in overrides:
+            data = apply_override(data, override)
+        return parse_as(kind, data, source=str(self.config))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """One dict per step; a line that a crash cut short ends the list. Raises BadInputError for another
@@ -112,7 +124,26 @@ class RunFolder:
         return [row for _, row in read_steps(self.metrics)]
 
 
-AnyConfig = TypeVar("AnyConfig", RunConfig, FitConfig)
+def _at_home(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The configuration that a run has written, for the place where its folder is now."""
+    section = data.get("run")
+    if not isinstance(section, dict) or not isinstance(section.get("dir"), str):
+        return data
+    before = os.path.join(os.path.expanduser(section["dir"]), START) + os.sep
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [moved(inner) for inner in value]
+        if not isinstance(value, str):
+            return value
+        # A relative run.dir is what an absolute path ends with, before start/.
+        head, found, tail = value.rpartition(before)
+        is_inside = found and (not head or (not os.path.isabs(before) and head.endswith(os.sep)))
+        return str(path / START / tail) if is_inside else value
+
+    return {**moved(data), "run": {**section, "dir": str(path)}}
 
 
 def resolve_run_dir(config: AnyConfig, now: datetime | None = None) -> AnyConfig:
@@ -137,7 +168,16 @@ def run_dir_of(config: RunConfig | FitConfig) -> Path:
 
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
-    *("logs/*", "checkpoints/*", "trajectories/*", "tensorboard/*", "wandb/*", "model/*", "adapter/*"),
+    *(
+        "logs/*",
+        "starts/*",
+        "checkpoints/*",
+        "trajectories/*",
+        "tensorboard/*",
+        "wandb/*",
+        "model/*",
+        "adapter/*",
+    ),
     "starts/*",
     *(
         f"{START}/*.jsonl",
@@ -230,7 +270,7 @@ def _begin(config: RunConfig | FitConfig) -> RunClaim:
         for inner in (folder.logs, folder.checkpoints, folder.trajectories):
             inner.mkdir(exist_ok=True)
         claim.make_folder(path / START)
-        write_atomically(folder.config, dump_config(config))
+        _write_config(folder, config)
     except OSError as error:
         claim.undo()
         raise BadInputError(
@@ -240,6 +280,12 @@ def _begin(config: RunConfig | FitConfig) -> RunClaim:
         claim.undo()
         raise
     return claim
+
+
+def _write_config(folder: RunFolder, config: RunConfig | FitConfig) -> None:
+    """With run.dir as an absolute path, by which a moved folder's paths are told from others."""
+    section = config.run.model_copy(update={"dir": str(folder.path)})
+    write_atomically(folder.config, dump_config(config.model_copy(update={"run": section})))
 
 
 def _has_metrics(folder: RunFolder) -> bool:

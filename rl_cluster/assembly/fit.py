@@ -237,9 +237,9 @@ class _Run:
         self, sets: FitSets, spec: LearnerSpec, learner: LearnerGroup | None
     ) -> FitSets:
         """From the run folder, or computed at the weights of `spec`; learner None: by one of its own."""
-        key = json.dumps([spec.model_path, sets.train.fingerprint, _fingerprint(sets.evaluation)])
+        key = [self._lasting(spec.model_path), sets.train.fingerprint, _fingerprint(sets.evaluation)]
         if self.folder.reference.is_file():
-            return _read_reference(self.folder.reference, key, sets)
+            return self._read_reference(key, sets)
         self.observer.phase("reference log-probabilities")
         worker = learner or await start_learner(self.config, self.plan, spec, "reference")
         try:
@@ -251,6 +251,32 @@ class _Run:
         found = replace(sets, train=train, evaluation=evaluation)
         _write_reference(self.folder.reference, key, found)
         return found
+
+    def _read_reference(self, key: list[str | None], sets: FitSets) -> FitSets:
+        """Raises CheckpointError for a damaged file or one of other data or another model."""
+        path = self.folder.reference
+        try:
+            columns = dict(np.load(path))
+            model, *fingerprints = json.loads(str(columns["key"]))
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if [self._lasting(model), *fingerprints] != key:
+            raise CheckpointError(
+                f"{path} was computed for other rows or another model; resume with the data, tokenizer and "
+                "model of the first start"
+            )
+
+        def attach_to(rows: FitRows | None, name: str) -> FitRows | None:
+            return None if rows is None else attach(rows, columns[name], columns.get(f"{name}_mismatched"))
+
+        train = attach_to(sets.train, "train")
+        assert train is not None
+        return replace(sets, train=train, evaluation=attach_to(sets.evaluation, "eval"))
+
+    def _lasting(self, path: str) -> str:
+        """A path that is the same after the run folder has moved."""
+        inside = Path(path).is_relative_to(self.folder.path)
+        return str(Path(path).relative_to(self.folder.path)) if inside else path
 
     async def _export(self, learner: LearnerGroup) -> None:
         adapter = self.folder.path / "adapter"
@@ -270,8 +296,8 @@ def _fingerprint(rows: FitRows | None) -> str | None:
     return None if rows is None else rows.fingerprint
 
 
-def _write_reference(path: Path, key: str, sets: FitSets) -> None:
-    columns: dict[str, np.ndarray] = {"key": np.array(key)}
+def _write_reference(path: Path, key: list[str | None], sets: FitSets) -> None:
+    columns: dict[str, np.ndarray] = {"key": np.array(json.dumps(key))}
     for name, rows in (("train", sets.train), ("eval", sets.evaluation)):
         if rows is not None:
             own, other = attached(rows)
@@ -281,23 +307,3 @@ def _write_reference(path: Path, key: str, sets: FitSets) -> None:
     buffer = BytesIO()
     np.savez(buffer, **columns)  # type: ignore[arg-type]
     write_atomically(path, buffer.getvalue())
-
-
-def _read_reference(path: Path, key: str, sets: FitSets) -> FitSets:
-    """Raises CheckpointError for a damaged file or one of other data or another model."""
-    try:
-        columns = dict(np.load(path))
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if str(columns["key"]) != key:
-        raise CheckpointError(
-            f"{path} was computed for other rows or another model; resume with the data, tokenizer and "
-            "model of the first start"
-        )
-
-    def attach_to(rows: FitRows | None, name: str) -> FitRows | None:
-        return None if rows is None else attach(rows, columns[name], columns.get(f"{name}_mismatched"))
-
-    train = attach_to(sets.train, "train")
-    assert train is not None
-    return replace(sets, train=train, evaluation=attach_to(sets.evaluation, "eval"))

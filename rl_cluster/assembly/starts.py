@@ -12,7 +12,7 @@ from typing import Any, Generic
 
 from rl_cluster.config.changes import Changes, check_last_step, check_overrides, describe_changes
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import dump_config, load_as
+from rl_cluster.config.load import dump_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.loop.checkpoints import Chosen, State, choose_checkpoint, set_aside_later
 from rl_cluster.loop.state import LoopState
@@ -48,7 +48,7 @@ def going_on(
 ) -> GoingOn[State]:
     """Where a run goes on; nothing is changed yet. Raises BadInputError for settings that a resumed run may
     not change and for a step without a whole checkpoint, CheckpointError where none is whole."""
-    before = load_as(type(config), folder.config)
+    before = folder.read_config_as(type(config))
     own = before.run.model_copy(update={"dir": config.run.dir})
     found = check_overrides(before.model_copy(update={"run": own}), config, force_changes)
     chosen: Chosen[State] = choose_checkpoint(folder.checkpoints, read, step)

@@ -99,7 +99,7 @@ def load_eval_config(source: str, overrides: Sequence[str]) -> RunConfig:
             "another model with model.path=…"
         )
     exported = [f"model.path={str(folder.model)!r}", "model.scratch=null", "model.supervised=null"]
-    return load_config(folder.config, [*exported, *overrides])
+    return folder.read_config_as(RunConfig, [*exported, *overrides])
 
 
 def plot_command(runs: Sequence[Path], out: Path, names: Sequence[str], title: str) -> None:

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from rl_cluster.config.changes import check_override_words
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import load_as
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.run_folder import RunFolder, open_run_folder
@@ -38,5 +37,5 @@ def resumed_config(
         if word.startswith("run.dir="):
             raise BadInputError(f"{word}: a run goes on in its own folder; leave it out.")
     if not force_changes:
-        check_override_words(load_as(kind, folder.config), words, str(folder.path))
-    return load_as(kind, folder.config, [*words, f"run.dir={str(folder.path)!r}"]), folder
+        check_override_words(folder.read_config_as(kind), words, str(folder.path))
+    return folder.read_config_as(kind, words), folder

@@ -30,15 +30,20 @@ def load_as(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C
     overrides: `key.path=value`, the value in YAML (`batch.prompts_per_step=4`, `model.lora={rank: 8}`,
     `rewards.scorers.0.weight=2`). Raises BadInputError that lists every wrong field at once.
     """
-    path = Path(path)
+    data = read_mapping(Path(path))
+    for override in overrides:
+        data = apply_override(data, override)
+    return parse_as(kind, data, source=str(path))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A recipe as plain data, unchecked. Raises BadInputError where it is no mapping."""
     data = parse_yaml(_read(path), str(path))
     if data is None:
         data = {}
     if not isinstance(data, dict):
         raise BadInputError(f"{path}: a configuration is a mapping of sections, not {type(data).__name__}.")
-    for override in overrides:
-        data = apply_override(data, override)
-    return parse_as(kind, data, source=str(path))
+    return data
 
 
 def parse_config(data: dict[str, Any], source: str = "") -> RunConfig:

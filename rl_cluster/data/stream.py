@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -66,6 +69,14 @@ class PromptStream:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken; raises BadInputError if data, seed or order are not the same."""
         for name, own in self.state().items():
+            if name == "fingerprint" and state.get(name) == _fingerprint_with_places(self._prompts):
+                continue  # of a checkpoint that is older than the fingerprint of the content
+            if name in ("num_prompts", "fingerprint") and state.get(name) != own:
+                raise BadInputError(
+                    f"resume: data.train: the prompts (the first: {self._prompts[0].prompt_id}) are not "
+                    f"the checkpoint's: {name}={state.get(name)!r} there, {own!r} here. Resume with the data "
+                    "and tokenizer of the first start; a file may lie elsewhere, its content may not change."
+                )
             if name != "position" and state.get(name) != own:
                 raise BadInputError(
                     f"resume: the checkpoint's prompt stream has {name}={state.get(name)!r}, this run has "
@@ -79,6 +90,31 @@ class PromptStream:
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Of tokens and other columns in their order, not of the place that they were read from."""
+    digest = hashlib.blake2b(digest_size=16)
+    for prompt in prompts:
+        digest.update(f"{len(prompt.tokens)}\0".encode())
+        digest.update(np.asarray(prompt.tokens, dtype="<i4").tobytes())
+        digest.update(json.dumps(_plain(prompt.metadata)).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """As JSON, the same in every process; of an object that is no data, only its type."""
+    if isinstance(value, Mapping):
+        return sorted((str(key), _plain(inner)) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, bytes | date | time | timedelta | Decimal):
+        return [type(value).__name__, str(value)]
+    return [type(value).__name__]
+
+
+def _fingerprint_with_places(prompts: Sequence[Prompt]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for prompt in prompts:
         digest.update(f"{prompt.prompt_id}\0{len(prompt.tokens)}\0".encode())

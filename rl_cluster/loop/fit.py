@@ -62,8 +62,8 @@ def check_same_rows(state: FitState, sets: FitSets) -> None:
     """Raise BadInputError where the data are not those that the checkpoint was trained on."""
     if state.fingerprint != sets.train.fingerprint:
         raise BadInputError(
-            "resume: the training rows are not those of the checkpoint. Resume with the data, tokenizer "
-            "and lengths of the first start."
+            "resume: data.path: the training rows are not those of the checkpoint. Resume with the data, "
+            "tokenizer and lengths of the first start; a file may lie elsewhere, its content may not change."
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from rl_cluster.assembly.fit import FitResult, evaluate_fit, fit, load_fit_config
+from rl_cluster.assembly.fit import FitResult, evaluate_fit, fit
 from rl_cluster.config.fit import DPO, KTO, FitConfig, Objective
 from rl_cluster.config.run import ModelConfig
 from rl_cluster.errors import BadInputError
@@ -180,7 +180,7 @@ class FitTrainer:
 
     def _resumed(self, config: FitConfig, folder: Path) -> FitConfig:
         """The settings of now, in the run's folder and with the models that it began with."""
-        before = load_fit_config(open_run_folder(folder).config)
+        before = open_run_folder(folder).read_config_as(FitConfig)
         path = before.model.path if isinstance(self.model, nn.Module) else ModelConfig(path=self.model).path
         objective = config.objective
         if isinstance(objective, DPO | KTO) and isinstance(before.objective, DPO | KTO):
