@@ -7,32 +7,31 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_cluster.atomic_files import folder_atomically as folder_atomically
 from rl_cluster.atomic_files import recover_folder, recover_folders_in
 from rl_cluster.atomic_files import write_atomically as write_atomically
+from rl_cluster.config.base import Config
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.load import apply_override, dump_config, parse_as, read_mapping
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.json_lines import read_steps
-from rl_cluster.own_folders import files_in, has_own_name, is_ours, is_run_config, own_files, refuse_here
 from rl_cluster.run_claim import START as START
 from rl_cluster.run_claim import RunClaim, begin_new, begin_old, claim_of
 from rl_cluster.run_claim import check_unused as check_unused
-from rl_cluster.run_lock import is_lock_file
 
 MADE_BY_RUNS = (
     *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
-    *("logs", "starts", "checkpoints", "trajectories", "tensorboard", "wandb", "model", "adapter", "starts"),
+    *("logs", "checkpoints", "trajectories", "tensorboard", "wandb", "model", "adapter", "starts"),
     *(f"{START}/scratch", f"{START}/supervised"),
 )
 
 
-AnyConfig = TypeVar("AnyConfig", bound=RunConfig | FitConfig)
+AnyConfig = TypeVar("AnyConfig", RunConfig, FitConfig)
+Kind = TypeVar("Kind", bound=Config)
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         return self.read_config_as(RunConfig)
 
-    def read_config_as(self, kind: type[AnyConfig], overrides: Sequence[str] = ()) -> AnyConfig:
+    def read_config_as(self, kind: type[Kind], overrides: Sequence[str] = ()) -> Kind:
         """config.yaml with overrides as load_as takes them. Where the folder was moved or copied, run.dir and
         the paths into start/ are those of now."""
         data = _at_home(read_mapping(self.config), self.path)
@@ -164,57 +163,6 @@ def run_dir_of(config: RunConfig | FitConfig) -> Path:
     """run.dir as an absolute path, for workers whose working directory is another."""
     assert config.run.dir is not None, "resolve_run_dir first"
     return Path(config.run.dir).expanduser().absolute()
-
-
-RUN_FILES = (
-    *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
-    *(
-        "logs/*",
-        "starts/*",
-        "checkpoints/*",
-        "trajectories/*",
-        "tensorboard/*",
-        "wandb/*",
-        "model/*",
-        "adapter/*",
-    ),
-    "starts/*",
-    *(
-        f"{START}/*.jsonl",
-        *(f"{START}/{name}/*" for name in ("scratch", "supervised", "policy", "reference")),
-    ),
-    *(f"{START}/reward/*", f"{START}/reward-*/*"),
-)
-"""What runs write into their folders; a last * stands for whatever lies below."""
-
-
-def check_overwritable(path: Path) -> None:
-    """For overwrite_output_dir. Raise BadInputError unless `path` is missing, empty, or a run of ours that
-    holds nothing of anybody else."""
-    named = f"output_dir={str(path)!r}"
-    if path.is_symlink():
-        raise BadInputError(f"{named}: is a symbolic link, so overwrite_output_dir does not replace it.")
-    if not path.is_dir() or not any(path.iterdir()):
-        return
-    if not (is_ours(path, "run") or _wrote_run(path)):
-        raise BadInputError(
-            f"{named}: is not empty, and not an earlier run, so overwrite_output_dir does not delete it. "
-            "Choose another folder."
-        )
-    refuse_here(path, named)
-    own = own_files(path)
-    for name in files_in(path):
-        is_named_so = has_own_name(name) or any(fnmatch(name, one) for one in RUN_FILES)
-        if name not in own and not is_lock_file(name) and not is_named_so:
-            raise BadInputError(
-                f"{named}: holds {name}, which no run wrote, so overwrite_output_dir does not delete it. "
-                "Move that away, or choose another folder."
-            )
-
-
-def _wrote_run(path: Path) -> bool:
-    """A run from before folders were marked: its own complete configuration, and the folder of its logs."""
-    return (path / "logs").is_dir() and is_run_config(path / "config.yaml")
 
 
 def create_run_folder(config: RunConfig | FitConfig) -> RunFolder:

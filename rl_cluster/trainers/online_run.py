@@ -22,7 +22,8 @@ from rl_cluster.errors import BadInputError, ScorerError
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import TRAINER_FILE, newest_checkpoint
 from rl_cluster.run_claim import preparing
-from rl_cluster.run_folder import check_overwritable, open_run_folder
+from rl_cluster.run_folder import open_run_folder
+from rl_cluster.run_overwrite import check_overwritable
 from rl_cluster.trainers.arguments import read_settings
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import plain_metadata

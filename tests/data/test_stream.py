@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -66,6 +70,41 @@ def test_another_seed_gives_another_order_and_no_shuffle_gives_the_files_order()
 def test_a_state_of_other_data_or_another_seed_is_refused(other: PromptStream, named: str) -> None:
     with pytest.raises(BadInputError, match=named):
         PromptStream(make_prompts(5), seed=3).load_state(other.state())
+
+
+def moved(prompts: list[Prompt], **columns: Any) -> list[Prompt]:
+    """The same rows, read from another place; columns: added to the first row's."""
+    first, *rest = [replace(prompt, prompt_id=f"/elsewhere/{prompt.prompt_id}") for prompt in prompts]
+    return [replace(first, metadata={**first.metadata, **columns}), *rest]
+
+
+def test_rows_from_another_place_are_the_same_data_and_another_column_is_not() -> None:
+    rows = [replace(p, metadata={"answer": str(i), "n": np.int64(i)}) for i, p in enumerate(make_prompts(5))]
+    state = PromptStream(rows, seed=3).state()
+    PromptStream(moved(rows), seed=3).load_state(state)
+    PromptStream(moved(rows, n=0), seed=3).load_state(state)
+    for columns in ({"answer": "9"}, {"hint": "x"}, {"n": 1}):
+        with pytest.raises(BadInputError, match=r"begins with /elsewhere/p0.*fingerprint=.*may not change"):
+            PromptStream(moved(rows, **columns), seed=3).load_state(state)
+
+
+def test_the_fingerprint_of_objects_does_not_depend_on_the_process() -> None:
+    streams = [PromptStream(moved(make_prompts(2), tool=object(), size={1, 2}), seed=3) for _ in range(2)]
+    streams[0].load_state(streams[1].state())
+
+
+def test_a_checkpoint_whose_fingerprint_holds_the_places_is_gone_on_from_while_the_data_lie_there() -> None:
+    prompts = make_prompts(3)
+    digest = hashlib.blake2b(digest_size=16)
+    for prompt in prompts:
+        digest.update(prompt.prompt_id.encode() + b"\0" + str(len(prompt.tokens)).encode() + b"\0")
+        digest.update(b"".join(int(token).to_bytes(4, "little") for token in prompt.tokens))
+    state = {**PromptStream(prompts, seed=3).state(), "fingerprint": digest.hexdigest(), "position": 2}
+    stream = PromptStream(prompts, seed=3)
+    stream.load_state(state)
+    assert stream.position == 2
+    with pytest.raises(BadInputError, match="fingerprint="):
+        PromptStream(moved(prompts), seed=3).load_state(state)
 
 
 def test_no_prompts_at_all_are_refused() -> None:
