@@ -24,7 +24,7 @@ from rl_cluster.run_claim import RunClaim, begin_new, begin_old, claim_of
 from rl_cluster.run_claim import check_unused as check_unused
 
 MADE_BY_RUNS = (
-    *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
+    *("config.yaml", "metrics.jsonl", "alarms.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
     *("logs", "checkpoints", "trajectories", "tensorboard", "wandb", "model", "adapter", "starts"),
     *(f"{START}/scratch", f"{START}/supervised"),
 )
@@ -64,6 +64,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def alarms(self) -> Path:
+        return self.path / "alarms.jsonl"
 
     @property
     def samples(self) -> Path:

@@ -11,7 +11,7 @@ from rl_cluster.run_claim import START
 from rl_cluster.run_lock import is_lock_file
 
 RUN_FILES = (
-    *("config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
+    *("config.yaml", "metrics.jsonl", "alarms.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
     *(
         "logs/*",
         "starts/*",

@@ -33,6 +33,7 @@ def test_resuming_keeps_every_sample_whatever_it_holds(tmp_path):
         for step in (1, 2, 3):
             sink.metrics(step, {"loss": 0.5})
             sink.samples(step, [SampleRow(ODD, f"{step}{ODD}", 1.0), SampleRow("\ud800", "lone", None)])
+    folder.alarms.write_text('{"step": 1}\n{"step": 3}\n')
     before = folder.samples.read_bytes().split(b"\n")
     with JsonLines(folder, last_step=2) as sink:
         sink.samples(3, [SampleRow("q", ODD, 0.0)])
@@ -45,6 +46,7 @@ def test_resuming_keeps_every_sample_whatever_it_holds(tmp_path):
     ]
     assert rows[1]["query"] == "\ud800"
     assert [row["step"] for row in folder.read_metrics()] == [1, 2]
+    assert folder.alarms.read_text() == '{"step": 1}\n'
 
 
 def test_the_cut_is_a_new_file_in_place_of_the_old_and_nothing_is_lost_when_the_disk_is_full(

@@ -73,9 +73,10 @@ class PromptStream:
                 continue  # of a checkpoint that is older than the fingerprint of the content
             if name in ("num_prompts", "fingerprint") and state.get(name) != own:
                 raise BadInputError(
-                    f"resume: data.train: the prompt stream (it begins with {self._prompts[0].prompt_id}) is "
-                    f"not the checkpoint's: {name}={state.get(name)!r} there, {own!r} here. Resume with the "
-                    "data and tokenizer of the first start; a file may lie elsewhere, its content may not change."
+                    f"resume: data.train: the prompt stream (it begins with {self._prompts[0].prompt_id}) "
+                    f"is not the checkpoint's: {name}={state.get(name)!r} there, {own!r} here. Resume with "
+                    "the data and tokenizer of the first start; a file may lie elsewhere, its rows may not "
+                    "change."
                 )
             if name != "position" and state.get(name) != own:
                 raise BadInputError(

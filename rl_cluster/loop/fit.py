@@ -63,7 +63,7 @@ def check_same_rows(state: FitState, sets: FitSets) -> None:
     if state.fingerprint != sets.train.fingerprint:
         raise BadInputError(
             "resume: data.path: the training rows are not those of the checkpoint. Resume with the data, "
-            "tokenizer and lengths of the first start; a file may lie elsewhere, its content may not change."
+            "tokenizer and lengths of the first start; a file may lie elsewhere, its rows may not change."
         )
 
 

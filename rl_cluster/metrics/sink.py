@@ -42,7 +42,7 @@ class JsonLines:
     def __init__(self, folder: RunFolder, last_step: int | None = None) -> None:
         self._claim = claim_of(folder.path)
         if last_step is not None:
-            for path in (folder.metrics, folder.samples):
+            for path in (folder.metrics, folder.alarms, folder.samples):
                 _truncate_after(path, last_step)
         self._metrics = open(folder.metrics, "ab", buffering=0)
         self._samples = open(folder.samples, "ab", buffering=0)

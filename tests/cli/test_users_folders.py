@@ -203,7 +203,7 @@ def test_a_moved_data_file_is_resumed_and_changed_content_is_refused(
     with pytest.raises(BadInputError, match=command.path_setting.replace(".", r"\.")):
         command.resume()
     write_rows(tmp_path / "other.jsonl", [{**SUMS[0], "answer": "9", "completion": "9"}, *SUMS[1:]])
-    with pytest.raises(BadInputError, match=r"(data\.train|data\.path).*content may not change"):
+    with pytest.raises(BadInputError, match=r"(data\.train|data\.path).*rows may not change"):
         command.resume(None, f"{command.path_setting}={tmp_path / 'other.jsonl'}")
     assert files(command.folder).keys() == before.keys()
     command.resume(None, f"{command.path_setting}='{moved}'")
