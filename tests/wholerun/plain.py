@@ -42,6 +42,7 @@ class Target:
     old_values: torch.Tensor | None
     reference: torch.Tensor | None
     behaviour: torch.Tensor
+    truncated: bool
 
 
 class Policy(nn.Module):
@@ -199,6 +200,7 @@ def look_back(
             old_values=values[i],
             reference=frozen[i],
             behaviour=torch.tensor(samples[i].behaviour),
+            truncated=samples[i].finish_reason == "length",
         )
         for i in range(len(samples))
     ]
@@ -215,6 +217,8 @@ ESTIMATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def policy_loss(config: Any, seen: Sequence[Seen], aims: Sequence[Target], kl_coef: float) -> torch.Tensor:
     rows = [row_terms(config, now, aim, kl_coef) for now, aim in zip(seen, aims, strict=True)]
+    if config.algorithm.loss.mask_truncated:
+        rows = [row for row, aim in zip(rows, aims, strict=True) if not aim.truncated]
     return aggregated(config, rows)
 
 
@@ -235,14 +239,18 @@ def row_terms(config: Any, now: Seen, aim: Target, kl_coef: float) -> torch.Tens
     clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     advantages = aim.advantages
     if loss.kind == "cispo":
-        terms = -clipped.detach() * advantages * now.logprobs
+        terms = -ratio.clamp(max=1 + loss.clip_high).detach() * advantages * now.logprobs
+    elif loss.kind == "sapo":
+        positive, negative = loss.temperature_positive, loss.temperature_negative
+        heat = torch.where(advantages > 0, positive, negative)
+        terms = -advantages * 4 / heat / (1 + torch.exp(-heat * (ratio - 1)))
     elif loss.kind == "reinforce":
         terms = -advantages * now.logprobs
     else:
         terms = -torch.minimum(ratio * advantages, clipped * advantages)
-    if config.asynchrony.max_policy_lag > 0:
-        weight = (aim.old_logprobs - aim.behaviour).exp()
-        terms = terms * weight.clamp(max=config.asynchrony.importance_cap)
+    cap = config.asynchrony.importance_cap
+    if isinstance(cap, float):
+        terms = terms * (aim.old_logprobs - aim.behaviour).exp().clamp(max=cap)
     terms = terms - loss.entropy_coef * now.entropy
     if algorithm.kl.place == "loss" and kl_coef > 0:
         assert aim.reference is not None

@@ -67,6 +67,16 @@ CASES: dict[str, dict[str, Any]] = {
     "dr. grpo": {"algorithm": grpo(scale="none", **loss(aggregation="constant"))},
     "dapo": {"algorithm": grpo(**loss(aggregation="token_mean", clip_high=0.06))},
     "cispo": {"algorithm": grpo(**loss(kind="cispo", aggregation="token_mean"))},
+    "cispo, bounds of its own": {
+        "algorithm": grpo(loss={"kind": "cispo", "clip_high": 0.01, "aggregation": "sequence_mean"})
+    },
+    "sapo": {
+        "algorithm": grpo(**loss(kind="sapo", temperature_positive=30.0, temperature_negative=50.0)),
+    },
+    "dapo, truncated samples left out": {
+        "algorithm": grpo(**loss(aggregation="token_mean", mask_truncated=True)),
+        "rollout": {"max_new_tokens": 4},
+    },
     "gspo": {"algorithm": grpo(**GSPO)},
     "rloo": {"algorithm": rloo()},
     "rloo, normalised, adaptive KL": {
@@ -90,6 +100,8 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo, lag 1, KL in the loss": {"algorithm": grpo(kl=KL_IN_LOSS), **LAG},
     "dr. grpo, lag 1": {"algorithm": grpo(scale="none", **loss(aggregation="constant")), **LAG},
     "dapo, lag 1": {"algorithm": grpo(**loss(aggregation="token_mean", clip_high=0.06)), **LAG},
+    "gspo, lag 1": {"algorithm": grpo(**GSPO), **LAG},
+    "rloo, lag 1": {"algorithm": rloo(), **LAG},
     "ppo, shared critic, lag 1": {"algorithm": ppo(), **LAG},
     "ppo, separate critic, lag 1": {"algorithm": ppo(critic=SEPARATE), **LAG},
     "reinforce++, lag 1": {"algorithm": reinforce(), **LAG},
