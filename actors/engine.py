@@ -26,7 +26,8 @@ from actors import vllm_compat
 from actors.engine_spec import EngineSpec
 from actors.vllm_plugin import OWNER_VARIABLE
 from rl_cluster.errors import DeadlineError, RLClusterError, WeightSyncError, WorkerDiedError
-from rl_cluster.trajectory import FinishReason, SamplingSpec
+from rl_cluster.modeling.end_tokens import joined_ids
+from rl_cluster.trajectory import FinishReason, SamplingSpec, is_truncated
 from rl_cluster.weight_channel import Channel
 from rl_cluster.weight_wire import TensorMeta
 
@@ -35,8 +36,8 @@ from rl_cluster.weight_wire import TensorMeta
 class Sample:
     """One response of n tokens, stop tokens included.
 
-    tokens, versions: int32 [n]. logprobs: float32 [n], natural log, at the temperature used (of the raw
-    distribution at temperature 0).
+    tokens, versions: int32 [n]. logprobs: float32 [n], natural log, among all tokens at the temperature used
+    (at 1 for temperature 0), whatever top_k and top_p leave; NaN where vLLM does not tell.
     """
 
     tokens: np.ndarray
@@ -73,6 +74,7 @@ class Engine:
         self._open.set()
         self._unusable: str | None = None
         self._broken_off = False
+        self._whole_logprobs = False
         self._active: set[str] = set()
 
     @classmethod
@@ -80,6 +82,7 @@ class Engine:
         """An engine that serves what is on disk as version 0. Blocks the event loop while it loads."""
         engine = cls(spec, name)
         await engine.set_version(0)
+        engine._whole_logprobs = all(await engine._llm.collective_rpc("report_whole_logprobs"))
         return engine
 
     async def set_version(self, version: int) -> None:
@@ -106,8 +109,7 @@ class Engine:
     def eos_token_ids(self) -> frozenset[int]:
         """Of the model's generation config and of its tokenizer."""
         configured = self._llm.model_config.try_get_generation_config().get("eos_token_id")
-        ids = configured if isinstance(configured, list) else [configured]
-        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+        return joined_ids(configured, self.tokenizer.eos_token_id)
 
     @property
     def tokenizer(self):
@@ -131,9 +133,13 @@ class Engine:
             if output.finish_reason != "abort":
                 break
         self._finished_tokens += len(output.token_ids)
+        logprobs = vllm_compat.sampled_logprobs(output)
+        if is_truncated(sampling) and not self._whole_logprobs:
+            # This vLLM tells only the probability among the tokens that top-k and top-p left.
+            logprobs = np.full_like(logprobs, np.nan)
         return Sample(
             tokens=np.asarray(output.token_ids, dtype=np.int32),
-            logprobs=vllm_compat.sampled_logprobs(output),
+            logprobs=logprobs,
             versions=versions,
             finish_reason="length" if output.finish_reason == "length" else "stop",
         )

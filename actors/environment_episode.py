@@ -64,8 +64,9 @@ async def play_in(
     transcript.observe(added_tokens(transcript.tokens, shown, turn=0))
     earned = _Earned()
     finish = await _play_turns(environment, generator, decoder, transcript, earned, seed, sampling, limits)
+    ends = eos_token_ids.union(sampling.stop_token_ids)
     return transcript.trajectory(
-        decoder, len(prompt.tokens), eos_token_ids, finish, reward=earned.reward, components=earned.components
+        decoder, len(prompt.tokens), ends, finish, reward=earned.reward, components=earned.components
     )
 
 
@@ -88,14 +89,14 @@ async def _play_turns(
         drawn = await generator.generate(list(transcript.tokens), turn_seed(seed, step), now)
         facts = await environment.step(drawn.tokens.tolist())
         earned.add(facts)
-        transcript.act(drawn, facts.taken)
+        transcript.act(drawn, facts.taken, has_stops=bool(sampling.stop))
         if facts.done:
             return facts.finish_reason
         assert facts.shown is not None, "an episode that goes on has an observation"
         added = added_tokens(transcript.tokens, facts.shown, turn)
         response = transcript.tokens[response_begins:]
         if not added and (drawn.finish_reason == "stop" or _has_stop(decoder, response, sampling.stop)):
-            finish = "stop"
+            finish, transcript.ended = "stop", True
             break
         if added and (turn == limits.max_turns or len(added) >= room - len(drawn.tokens)):
             break

@@ -43,12 +43,15 @@ def turn_seed(seed: int, turn: int) -> int:
 
 @dataclass
 class Transcript:
-    """The tokens of a running episode, with who made them; four aligned lists."""
+    """The tokens of a running episode, with who made them; four aligned lists.
+
+    ended: whether a stop string ended the last response."""
 
     tokens: list[int]
     actions: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    ended: bool = False
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Tokens that the policy did not draw."""
@@ -57,13 +60,18 @@ class Transcript:
         self.logprobs.extend([0.0] * len(tokens))
         self.versions.extend([-1] * len(tokens))
 
-    def act(self, drawn: Drawn, taken: int | None = None) -> None:
-        """Tokens that the policy drew; the first `taken` of them, where the others came after the end."""
+    def act(self, drawn: Drawn, taken: int | None = None, has_stops: bool = False) -> None:
+        """Tokens that the policy drew; the first `taken` of them, where the others came after the end.
+
+        has_stops: a response that stopped without an end token was ended by a stop string.
+        """
         kept = slice(taken)
         self.tokens.extend(drawn.tokens[kept].tolist())
         self.actions.extend([True] * len(drawn.tokens[kept]))
         self.logprobs.extend(drawn.logprobs[kept].tolist())
         self.versions.extend(drawn.versions[kept].tolist())
+        whole = len(drawn.tokens[kept]) == len(drawn.tokens)
+        self.ended = has_stops and whole and drawn.finish_reason == "stop"
 
     def trajectory(
         self,
@@ -74,7 +82,7 @@ class Transcript:
         reward: float | None = None,
         components: Mapping[str, float] | None = None,
     ) -> Trajectory:
-        """eos_token_ids: drawing one of them last is to have ended by itself."""
+        """eos_token_ids: drawing one of them last is to have ended by itself, too."""
         return Trajectory(
             tokens=np.asarray(self.tokens, dtype=np.int32),
             action_mask=np.asarray(self.actions, dtype=np.bool_),
@@ -82,7 +90,7 @@ class Transcript:
             policy_versions=np.asarray(self.versions, dtype=np.int32),
             finish_reason=finish_reason,
             response_text=decoder.decode(self.tokens[prompt_length:], skip_special_tokens=True),
-            ended_with_eos=self.actions[-1] and self.tokens[-1] in eos_token_ids,
+            ended_with_eos=self.actions[-1] and (self.ended or self.tokens[-1] in eos_token_ids),
             reward=reward,
             components=dict(components or {}),
         )

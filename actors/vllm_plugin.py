@@ -51,6 +51,12 @@ class WorkerExtension:
             finalize_layerwise_reload(receiver.model, receiver.model_config)
         self._weight_update_active = False
 
+    def report_whole_logprobs(self) -> bool:
+        """Whether log-probabilities are now those among all tokens, whatever top-k and top-p leave."""
+        from actors.vllm_logprobs import report_whole_logprobs
+
+        return report_whole_logprobs(self.model_runner.sampler)  # type: ignore[attr-defined]
+
     def memory_bytes(self) -> int:
         """Resident memory of this worker process."""
         import psutil

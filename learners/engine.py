@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from rl_cluster.config.run import OptimizerConfig
+from rl_cluster.modeling.policy import PolicyModel
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,11 @@ class Engine(Protocol):
         """Add the gradient of `loss` to what is there, and to what the other ranks add."""
         ...
 
-    def step(self, learning_rate: float, max_grad_norm: float) -> StepOutcome:
+    def step(self, learning_rate: float, max_grad_norm: float, values_only: bool = False) -> StepOutcome:
         """Clip to max_grad_norm (0: no clipping), update, forget the gradient.
 
-        A gradient that is not finite changes nothing (skipped)."""
+        A gradient that is not finite changes nothing (skipped). values_only: only the value head is updated;
+        the rest, whose gradient must be 0, stays as it is to the bit, in its optimizer state, too."""
         ...
 
     def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
@@ -57,21 +59,59 @@ class Engine(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
+VALUES, HELD = "values", "held"
+"""Marks of a parameter group: of a value head on the policy's trunk; left as it is by the next step."""
+
+
 def parameter_groups(module: nn.Module, optimizer: OptimizerConfig) -> list[dict[str, Any]]:
-    """Trained parameters for AdamW; with weight decay, vectors (biases, norms) do not decay."""
+    """Trained parameters for AdamW, those of a policy's value head apart; with weight decay, vectors (biases,
+    norms) do not decay."""
     trained = [p for p in module.parameters() if p.requires_grad]
-    if optimizer.weight_decay == 0:
-        return [{"params": trained}]
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": optimizer.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
+    head = module.value_head if isinstance(module, PolicyModel) else None
+    of_values = set() if head is None else {id(p) for p in head.parameters()}
+    groups = []
+    for values in (False, True):
+        part = [p for p in trained if (id(p) in of_values) == values]
+        mark = {VALUES: True} if values else {}
+        if optimizer.weight_decay == 0:
+            groups.append({"params": part, **mark})
+            continue
+        decaying, others = [p for p in part if p.dim() >= 2], [p for p in part if p.dim() < 2]
+        groups.append({"params": decaying, "weight_decay": optimizer.weight_decay, **mark})
+        groups.append({"params": others, "weight_decay": 0.0, **mark})
     return [group for group in groups if group["params"]]
 
 
+def has_shared_values(module: nn.Module) -> bool:
+    """Whether it is a policy whose trunk also carries a value head."""
+    return isinstance(module, PolicyModel) and module.value_head is not None
+
+
+def set_rates(groups: Sequence[dict[str, Any]], learning_rate: float, values_only: bool) -> None:
+    """For the next step of an optimizer of build_adamw."""
+    for group in groups:
+        group["lr"] = learning_rate
+        group[HELD] = values_only and not group.get(VALUES, False)
+
+
+def _hold(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        if group.get(HELD, False):
+            group["lr"] = 0.0
+
+
+def _uncount(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """A held group has made no step; counted, its young moments would later meet an old bias correction."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get(HELD, False) else ():
+            state = optimizer.state.get(parameter, {})
+            if "step" in state:
+                state["step"] -= 1
+
+
 def build_adamw(groups: list[dict[str, Any]], optimizer: OptimizerConfig) -> torch.optim.AdamW:
-    """PyTorch's fused AdamW; it exists for CPUs and for GPUs."""
-    return torch.optim.AdamW(
+    """PyTorch's fused AdamW; it exists for CPUs and for GPUs. Groups marked HELD stay as they are."""
+    adamw = torch.optim.AdamW(
         groups,
         lr=optimizer.learning_rate,
         betas=optimizer.betas,
@@ -79,3 +119,6 @@ def build_adamw(groups: list[dict[str, Any]], optimizer: OptimizerConfig) -> tor
         weight_decay=0.0,
         fused=True,
     )
+    adamw.register_step_pre_hook(_hold)
+    adamw.register_step_post_hook(_uncount)
+    return adamw

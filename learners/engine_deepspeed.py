@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from learners.engine import StepOutcome, build_adamw, parameter_groups
+from learners.engine import StepOutcome, build_adamw, parameter_groups, set_rates
 from learners.spec import LearnerSpec
 
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
@@ -79,9 +79,8 @@ class DeepSpeedEngine:
     def backward(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss * self._world_size)
 
-    def step(self, learning_rate: float, max_grad_norm: float) -> StepOutcome:
-        for group in self._zero.param_groups:
-            group["lr"] = learning_rate
+    def step(self, learning_rate: float, max_grad_norm: float, values_only: bool = False) -> StepOutcome:
+        set_rates(self._zero.param_groups, learning_rate, values_only)
         self._zero.clip_grad = max_grad_norm
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from learners.engine import StepOutcome, build_adamw, parameter_groups
+from learners.engine import StepOutcome, build_adamw, parameter_groups, set_rates
 from rl_cluster.config.run import OptimizerConfig
 
 BUCKET_NUMBERS = 1 << 24
@@ -46,7 +46,7 @@ class TorchEngine:
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 parameter.grad = None
 
-    def step(self, learning_rate: float, max_grad_norm: float) -> StepOutcome:
+    def step(self, learning_rate: float, max_grad_norm: float, values_only: bool = False) -> StepOutcome:
         masters = [master for _, master in self._pairs]
         self._sum_over_ranks(masters)
         gradients = [master.grad for master in masters if master.grad is not None]
@@ -56,8 +56,7 @@ class TorchEngine:
             # Well below the limit clip_grads_with_norm_ would multiply by exactly 1.
             if 0 < max_grad_norm < CLIP_MARGIN * norm + CLIP_EPSILON:
                 torch.nn.utils.clip_grads_with_norm_(masters, max_grad_norm, torch.tensor(norm))
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
+            set_rates(self._optimizer.param_groups, learning_rate, values_only)
             self._optimizer.step()
             self._copy_masters()
         self._optimizer.zero_grad(set_to_none=True)

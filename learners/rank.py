@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from learners.engine import Engine
+from learners.engine import Engine, has_shared_values
 from learners.engine_torch import TorchEngine
 from learners.export import export_model
 from learners.micro_batch import MicroBatch
@@ -30,7 +30,7 @@ from learners.state_files import (
     write_rank_state,
 )
 from learners.weight_groups import WeightMetadata, weight_groups, weight_metadata
-from rl_cluster.algorithms.table import LossStep, compute_loss
+from rl_cluster.algorithms.table import LossStep, PolicyStep, compute_loss
 from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.batch import TokenBatch
 from rl_cluster.errors import BadInputError
@@ -68,6 +68,7 @@ class LearnerRank:
         self._has_dropout = _has_dropout(self.model)
         self._updates = 0
         self._pending_backwards = 0
+        self._values_only = False
         self._warm_up()
 
     def forward_part(
@@ -133,10 +134,12 @@ class LearnerRank:
         row_weights: float64 [N], over the rows of the whole batch. An empty micro-batch adds nothing.
         """
         self._set_training(True)
+        values_only = has_shared_values(self.model) and isinstance(step, PolicyStep) and not step.train_policy
+        self._values_only = values_only if self._pending_backwards == 0 else self._values_only and values_only
         totals: dict[str, float] = {}
         for rows in micro_batches:
             micro = MicroBatch.of(batch, rows, self.device)
-            output = self._run(micro, step.temperature)
+            output = self._run(micro, step.temperature, values_only)
             # Every output takes part, at weight 0, so that every parameter gets a gradient on every rank.
             loss = torch.zeros((), device=self.device)
             for column in output:
@@ -156,7 +159,7 @@ class LearnerRank:
         if rate is None:
             rate = learning_rate(self.spec.optimizer, self._updates, self.spec.total_steps)
         max_norm = self.spec.optimizer.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
-        outcome = self.engine.step(rate, max_norm)
+        outcome = self.engine.step(rate, max_norm, self._values_only)
         self._pending_backwards = 0
         self._updates += not outcome.skipped
         return OptimResult(self._updates, rate, outcome.grad_norm, outcome.skipped)
@@ -208,8 +211,10 @@ class LearnerRank:
         """Call function(this rank, *args): for what works on the weights, such as publishing them."""
         return function(self, *args)
 
-    def _run(self, micro: MicroBatch, temperature: float) -> Any:
-        return self.engine.forward(micro.tokens, micro.packed, micro.targets, temperature)
+    def _run(self, micro: MicroBatch, temperature: float, values_only: bool = False) -> Any:
+        """values_only: the values have no gradient to the trunk that they share with the policy."""
+        inputs = micro.tokens, micro.packed, micro.targets, temperature
+        return self.engine.forward(*inputs, None, True) if values_only else self.engine.forward(*inputs)
 
     def _meant(self, metrics: dict[str, float]) -> dict[str, float]:
         """With dropout a training pass says nothing about how well the engine agrees with the learner."""

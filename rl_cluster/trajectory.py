@@ -37,6 +37,11 @@ class SamplingSpec:
     stop_token_ids: tuple[int, ...] = ()
 
 
+def is_truncated(sampling: SamplingSpec) -> bool:
+    """Whether some tokens may not be drawn."""
+    return sampling.top_p < 1 or sampling.top_k > 0
+
+
 @dataclass(frozen=True)
 class GroupTask:
     """The order to sample `len(seeds)` responses to one prompt.
@@ -62,7 +67,8 @@ class Trajectory:
     `behaviour_logprobs[t]` is the log-probability with which token t was drawn.
 
     tokens: int32 [T]. action_mask: bool [T], True where the policy drew the token.
-    behaviour_logprobs: float32 [T], natural log at the temperature used, 0 where not an action.
+    behaviour_logprobs: float32 [T], natural log at the temperature used, among all tokens (also where top-k
+    or top-p left only some), 0 where not an action, NaN where unknown.
     policy_versions: int32 [T], the weights that drew the token, -1 where not an action.
     response_text: what follows the prompt, the answers of an environment included.
     reward: the sum of what an environment paid, None without one. components: its last metrics.

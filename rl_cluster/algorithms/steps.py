@@ -15,8 +15,9 @@ class PolicyStep:
     temperature: of the sampling; the learner divides its logits by it. kl_coef: β of the divergence from the
     reference *in the loss* (0 where the penalty is in the reward). importance_cap: truncation of the weight
     proximal / behaviour (decoupled objective), None: no such weight. value_coef above 0 adds the clipped
-    value loss times value_coef. train_policy False: only the values learn (value warm-up); with value_coef 0
-    too, nothing does. version: of the weights before the step; tells drift from mismatch in the metrics.
+    value loss times value_coef. train_policy False: only the values learn (value warm-up), of a shared trunk
+    only their head; with value_coef 0 too, nothing does. version: of the weights before the step; tells drift
+    from mismatch in the metrics.
     """
 
     loss: PolicyLossConfig

@@ -56,8 +56,19 @@ def learner_spec(
 
 
 def policy_spec(config: RunConfig, plan: Plan, model_path: str) -> LearnerSpec:
-    """Of the run's policy, with a frozen reference beside it where the plan says so."""
-    spec = learner_spec(config, plan, model_path, critic="shared" if plan.critic == "shared" else "none")
+    """Of the run's policy, with a frozen reference beside it where the plan says so.
+
+    Its schedule spans the updates that it makes itself: none while a separate critic learns alone.
+    """
+    critic = critic_of(config.algorithm)
+    alone = critic.warmup_steps if critic is not None and critic.separate else 0
+    spec = learner_spec(
+        config,
+        plan,
+        model_path,
+        total_updates=plan.derived.total_updates - alone * plan.derived.updates_per_step,
+        critic="shared" if plan.critic == "shared" else "none",
+    )
     if plan.reference != "beside_policy":
         return spec
     return replace(spec, reference_path=config.model.reference_path or model_path)

@@ -27,6 +27,7 @@ from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.loop import Workers
 from rl_cluster.loop.producer import Scoring
 from rl_cluster.loop.report import Metrics
+from rl_cluster.modeling.end_tokens import joined_ids
 from rl_cluster.modeling.load import load_policy
 from rl_cluster.modeling.policy import PolicyModel, base_model
 from rl_cluster.protocols import Scorer
@@ -143,9 +144,7 @@ async def _environments(config: RunConfig, tokenizer: Any, given: Given) -> Envi
 def eos_token_ids(policy: PolicyModel, tokenizer: Any) -> frozenset[int]:
     """Of the model's generation config and of its tokenizer, as the engine has them."""
     configured = getattr(base_model(policy.lm), "generation_config", None)
-    ids = getattr(configured, "eos_token_id", None)
-    ids = ids if isinstance(ids, list) else [ids]
-    return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)
+    return joined_ids(getattr(configured, "eos_token_id", None), tokenizer.eos_token_id)
 
 
 async def health() -> Metrics:

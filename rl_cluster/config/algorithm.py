@@ -80,7 +80,9 @@ class CriticConfig(Config):
     clip_value: PositiveFloat = 0.2
     """Values move at most so far from the old ones per step (clipped value loss)."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which only the values learn."""
+    """Steps in which only the values learn: a critic of its own, or the head alone on a shared trunk, so that
+    the policy stays as it is. A separate critic's schedule of the learning rate begins with the run, the
+    policy's with its own first update, and both end with the run; on a shared trunk there is one."""
 
 
 class _Algorithm(Config):

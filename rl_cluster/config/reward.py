@@ -111,7 +111,8 @@ class ShapingConfig(Config):
     """Applied to the weighted sum of the scores, in this order."""
 
     missing_eos_penalty: NonNegativeFloat | None = None
-    """Subtracted from samples that did not end with an end token (TRL's EOS trick)."""
+    """Subtracted from samples that did not come to an end of their own: with one of the model's end tokens, a
+    stop token or a stop string (TRL's EOS trick)."""
     overlong_buffer: NonNegativeInt = 0
     """DAPO: the last so many tokens before max_new_tokens are penalised linearly, up to overlong_penalty."""
     overlong_penalty: NonNegativeFloat = 1.0

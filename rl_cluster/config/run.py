@@ -86,7 +86,10 @@ class RolloutConfig(Config):
     tensor_parallel_size: PositiveInt = 1
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Below 1 only where a loss has no importance ratio; log-probabilities, and the divergence made of them,
+    are those among all tokens, whatever top_p and top_k leave."""
     top_k: Annotated[int, Field(ge=-1)] = -1
+    """As top_p."""
     max_new_tokens: PositiveInt = 128
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

@@ -77,7 +77,7 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("val/clipfrac_avg", "", "share of values that were clipped (with a critic)"),
     Metric("val/ratio", "", "π/π_old, mean as weighted by the loss; near 1"),
     Metric("val/ratio_var", "", "π/π_old, variance as weighted by the loss"),
-    Metric("val/num_eos_tokens", "responses", "responses of the batch that ended with an end token"),
+    Metric("val/num_eos_tokens", "responses", "responses of the batch that came to an end of their own"),
     Metric("completions/mean_length", "tokens", "drawn tokens per response"),
     Metric("completions/max_length", "tokens", "drawn tokens of the longest response"),
     Metric("completions/truncated_fraction", "", "share of responses cut off at rollout.max_new_tokens"),

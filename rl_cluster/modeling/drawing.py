@@ -40,8 +40,9 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens int64 [N], log-probabilities float32 [N]).
 
-    noise_N: float64, uniform in [0, 1); the token is where the cumulative probability passes it. The
-    log-probability is that of the distribution drawn from: at the temperature, after top_k and top_p.
+    noise_N: float64, uniform in [0, 1); the token is where the cumulative probability of what top_k and top_p
+    leave passes it. The log-probability is that of the whole distribution at the temperature, *before* top_k
+    and top_p: what a learner computes, whose losses, ratios and divergences know no truncation.
     temperature 0: the likeliest token (the first of several), its log-probability at temperature 1.
     """
     logits = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
@@ -49,8 +50,7 @@ def draw(
         tokens = logits.argmax(-1)
         return tokens, _at(logits, tokens)
     scaled = logits if temperature == 1.0 else logits / temperature
-    scaled = truncated(scaled, top_k, top_p)
-    cumulative = scaled.double().softmax(-1).cumsum(-1)
+    cumulative = truncated(scaled, top_k, top_p).double().softmax(-1).cumsum(-1)
     tokens = torch.searchsorted(cumulative, noise_N[:, None] * cumulative[:, -1:], right=True)[:, 0]
     return tokens, _at(scaled, tokens)
 

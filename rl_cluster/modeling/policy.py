@@ -110,14 +110,17 @@ class PolicyModel(nn.Module):
         targets: torch.Tensor,
         temperature: float,
         reference: NextToken | None = None,
+        values_only: bool = False,
     ) -> Output:
         """tokens: int64 [T]. targets: int64 [A], places of the drawn tokens in the packed order; never the
         first of a sequence. temperature: the logits are divided by it, in float32. reference: see
-        LogprobHead."""
+        LogprobHead. values_only: the values have a gradient of 0 to everything but their own head."""
         before = self._states(tokens, packed, targets)
         logprobs, entropy = self.logprob_head(before, tokens[targets], temperature, reference)
-        values = None if self.value_head is None else self.value_head(before)
-        return logprobs, entropy, values
+        if self.value_head is None:
+            return logprobs, entropy, None
+        # Times 0, and not only detached: ZeRO-3 wants every module's backward pass.
+        return logprobs, entropy, self.value_head(before.detach() + 0.0 * before if values_only else before)
 
     def next_token(self, tokens: torch.Tensor, packed: PackedLayout, targets: torch.Tensor) -> NextToken:
         """The distributions that the targets were drawn from. Of whole weights only, not under ZeRO-3."""

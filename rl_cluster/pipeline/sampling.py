@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rl_cluster.errors import PipelineError
-from rl_cluster.modeling.drawing import truncated
+from rl_cluster.modeling.drawing import draw, sample_noise
 from rl_cluster.pipeline.backend import SampleRequest
 from rl_cluster.pipeline.inputs import token_inputs
 from rl_cluster.pipeline.model_call import CausalModel, logits_of
@@ -18,8 +18,7 @@ def generate(
     model: CausalModel, request: SampleRequest, device: torch.device, tokenizer: Any = None
 ) -> tuple[list[int], list[float]]:
     """Until max_tokens, a stop token (kept) or a stop string (kept, up to the token that completes it)."""
-    generator = torch.Generator(device)
-    generator.manual_seed(request.seed)
+    noise = torch.from_numpy(sample_noise(request.seed % 2**63, request.max_tokens)).to(device)
     tokens: list[int] = []
     logprobs: list[float] = []
     cache: Any = None
@@ -31,31 +30,21 @@ def generate(
             caches = cache is not None
         else:
             logits = _without_cache(model, [*request.prompt, *tokens], device)
-        token, logprob = draw(logits, request.temperature, request.top_k, request.top_p, generator)
+        _refuse_nan(logits)
+        position = noise[len(tokens)][None]
+        drawn, logprob = draw(logits[None], position, request.temperature, request.top_k, request.top_p)
+        token = int(drawn)
         tokens.append(token)
-        logprobs.append(logprob)
+        logprobs.append(float(logprob))
         if token in request.stop_token_ids or _ends_with_stop(tokens, request.stop_strings, tokenizer):
             break
         feed = torch.tensor([[token]], device=device)
     return tokens, logprobs
 
 
-def draw(
-    logits_V: torch.Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator
-) -> tuple[int, float]:
-    """A token of softmax(logits / temperature), restricted to the top_k likeliest (≤ 0: all) and of those to
-    the fewest that reach probability top_p; and its log-probability under softmax(logits / temperature)
-    *without* the restriction, as a loss at that temperature computes it. temperature 0: the likeliest token,
-    its log-probability at temperature 1."""
-    logits = logits_V.to(torch.promote_types(logits_V.dtype, torch.float32))
-    if bool(logits.isnan().any()):
+def _refuse_nan(logits_V: torch.Tensor) -> None:
+    if bool(logits_V.isnan().any()):
         raise PipelineError("sample: the model's logits are NaN; its weights are spoilt")
-    if temperature == 0.0:
-        token = int(logits.argmax())
-        return token, float(logits.log_softmax(-1)[token])
-    scaled = logits / temperature
-    token = int(torch.multinomial(truncated(scaled, top_k, top_p).softmax(-1), 1, generator=generator))
-    return token, float(scaled.log_softmax(-1)[token])
 
 
 def _without_cache(model: CausalModel, tokens: list[int], device: torch.device) -> torch.Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.loop import train_sampling
+from rl_cluster.modeling.end_tokens import end_token_ids
 from rl_cluster.trainers.ppo_history import step_stats
 from rl_cluster.trainers.ppo_run import PPORun
 from rl_cluster.trainers.ppo_tensors import (
@@ -31,6 +32,7 @@ class TensorLoop:
         self._run = run
         self._open = open_run
         self._drawn: dict[tuple[int, ...], tuple[TrajectoryGroup, SamplingSpec]] = {}
+        self._ends: frozenset[int] | None = None
 
     def sample(self, prompts: Sequence[Prompt], kwargs: Mapping[str, Any]) -> list[TrajectoryGroup]:
         """One response each. kwargs: transformers' generation_kwargs; default: as in training."""
@@ -82,6 +84,15 @@ class TensorLoop:
                 )
         return session.background.call(session.run.generate(prompts, 1, sampling))
 
+    def _end_ids(self, session: TrainerSession) -> frozenset[int]:
+        """All that may end a response: the model's own end tokens and the run's stop tokens."""
+        if self._ends is None:
+            model = session.config.model.path
+            assert model is not None
+            own = end_token_ids(model, self._run.tokenizer)
+            self._ends = own.union(session.config.rollout.stop_token_ids)
+        return self._ends
+
     def _group(
         self, session: TrainerSession, index: int, prompt: Prompt, response: list[int]
     ) -> TrajectoryGroup:
@@ -93,7 +104,9 @@ class TensorLoop:
             )
         known = self._drawn.get(_key(prompt, response))
         if known is None:
-            return brought_group(index, prompt, response, session.run.step, self._run.tokenizer)
+            tokenizer, stop = self._run.tokenizer, session.config.rollout.stop
+            ends = self._end_ids(session)
+            return brought_group(index, prompt, response, session.run.step, tokenizer, ends, stop)
         group, sampling = known
         temperature = train_sampling(session.config).temperature
         if sampling.top_p < 1 or sampling.top_k > 0 or sampling.temperature != temperature:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rl_cluster.checks import check_number, check_whole_number
-from rl_cluster.data.encode import UnusablePromptError, encode_prompt, special_tokens
+from rl_cluster.data.encode import UnusablePromptError, encode_prompt
 from rl_cluster.errors import BadInputError
 from rl_cluster.trajectory import Prompt, SamplingSpec, Trajectory, TrajectoryGroup
 
@@ -104,16 +104,23 @@ def prompt_ids(group: TrajectoryGroup) -> torch.Tensor:
 
 
 def brought_group(
-    group_id: int, prompt: Prompt, response: Sequence[int], version: int, tokenizer: Any
+    group_id: int,
+    prompt: Prompt,
+    response: Sequence[int],
+    version: int,
+    tokenizer: Any,
+    end_ids: frozenset[int],
+    stop: Sequence[str] = (),
 ) -> TrajectoryGroup:
     """A response of the caller's as a group of one. With what probability it was drawn nobody knows: NaN.
 
-    version: of the weights of now.
+    version: of the weights of now. end_ids, stop: what ends a response, the stop strings anywhere in it.
     """
     start = len(prompt.tokens)
     tokens = np.concatenate([prompt.tokens, np.asarray(response)]).astype(np.int32)
     drawn = np.arange(len(tokens)) >= start
-    ended = response[-1] == special_tokens(tokenizer).eos
+    text = tokenizer.decode(list(response), skip_special_tokens=False) if stop else ""
+    ended = response[-1] in end_ids or any(string in text for string in stop)
     trajectory = Trajectory(
         tokens=tokens,
         action_mask=drawn,

@@ -7,6 +7,8 @@ import pytest
 import pytest_asyncio
 import torch
 
+from rl_cluster.assembly.local_rollout import LocalGenerator
+from rl_cluster.modeling.load import load_policy
 from tests.actors.publishing import PROMPT, sampling, transformers_logprobs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.stack]
@@ -42,6 +44,40 @@ async def test_temperature_zero_is_greedy_with_logprobs_of_the_raw_distribution(
     assert sample.tokens.tolist() == expected.tolist()
     raw = transformers_logprobs(policy, PROMPT + expected.tolist())[len(PROMPT) - 1 :]
     np.testing.assert_allclose(sample.logprobs, raw, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(0.7, 4, 1.0), (1.0, -1, 0.6), (1.3, 6, 0.8), (0.0, 3, 0.5)]
+)
+async def test_truncation_leaves_the_reported_logprobs_those_of_all_tokens(
+    engine, policy, scratch_folder, temperature, top_k, top_p
+):
+    spec = sampling(16, temperature=temperature, top_k=top_k, top_p=top_p)
+    free = sampling(16, temperature=temperature)
+    tokenizer = engine.tokenizer
+    generator = LocalGenerator(
+        load_policy(str(scratch_folder), dtype="float32"), tokenizer, frozenset({1}), 8
+    )
+    # Requests that share a batch with it may draw otherwise.
+    drawn = await asyncio.gather(
+        *[engine.generate(PROMPT, seed, s) for seed in range(8) for s in (spec, free)]
+    )
+    local = [await generator.generate(PROMPT, seed, spec) for seed in range(8)]
+    generator.close()
+    for sample, truncates in [*((s, i % 2 == 0) for i, s in enumerate(drawn)), *((s, True) for s in local)]:
+        logits = logits_after(policy, PROMPT + sample.tokens.tolist())[len(PROMPT) - 1 : -1]
+        expected = (logits / (temperature or 1.0)).log_softmax(-1)
+        chosen = expected.gather(-1, torch.from_numpy(sample.tokens).long()[:, None])[:, 0]
+        np.testing.assert_allclose(sample.logprobs, chosen.numpy(), atol=1e-4)
+        if truncates and top_k > 0:
+            assert (
+                (logits > logits.gather(-1, torch.from_numpy(sample.tokens).long()[:, None])).sum(-1) < top_k
+            ).all()
+
+
+def logits_after(policy, tokens):
+    with torch.no_grad():
+        return policy(torch.tensor([tokens])).logits[0].float()
 
 
 async def test_samples_are_drawn_from_the_distribution_they_report(engine, policy):

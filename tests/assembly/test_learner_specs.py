@@ -94,6 +94,14 @@ def test_a_separate_critic_takes_the_policys_rate_and_model_unless_told_otherwis
     assert critic_spec(config, plan, "folder") == replace(EXPECTED, critic="separate")
 
 
+def test_while_a_separate_critic_warms_up_the_policys_schedule_has_not_begun() -> None:
+    config, plan = spec_with(algorithm={**PPO, "critic": {"separate": True, "warmup_steps": 3}})
+    assert policy_spec(config, plan, "folder").total_steps == (7 - 3) * 6
+    assert critic_spec(config, plan, "folder").total_steps == 7 * 6
+    config, plan = spec_with(algorithm={**PPO, "critic": {"warmup_steps": 3}})
+    assert policy_spec(config, plan, "folder").total_steps == 7 * 6
+
+
 def test_adapters_are_the_policys_alone() -> None:
     lora = {"rank": 3, "alpha": 5.0, "dropout": 0.1, "targets": ["q_proj"]}
     config, plan = spec_with(algorithm={**PPO, "critic": {"separate": True}}, model={"lora": lora})

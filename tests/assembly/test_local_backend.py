@@ -108,6 +108,23 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
+async def test_truncated_sampling_leaves_log_probabilities_and_the_divergence_those_of_all_tokens(
+    tmp_path: Path,
+) -> None:
+    algorithm = {"name": "reinforce", "loss": {"kind": "reinforce"}, "kl": {"coef": 0.1}}
+    rollout = {"temperature": 0.8, "top_p": 0.5, "top_k": 4}
+    values = settings(optimizer={"learning_rate": 1e-2}, rollout=rollout, algorithm=algorithm)
+    open_run, prompts, observer = await opened(tmp_path / "run", values)
+    try:
+        await open_run.train(prompts, 2)
+    finally:
+        await open_run.close()
+    for step in (1, 2):
+        assert observer.rows[step]["health/logprob_gap_max"] < 1e-4
+    assert observer.rows[1]["objective/kl"] == pytest.approx(0.0, abs=1e-4)
+    assert abs(observer.rows[2]["objective/kl"]) > 1e-3
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 async def test_sampler_and_learner_agree_before_and_after_updates(name: str, tmp_path: Path) -> None:
     values = settings(optimizer={"learning_rate": 1e-2}, rollout={"temperature": 0.8}, **ALGORITHMS[name])

@@ -87,6 +87,27 @@ def resume(
     return weights_of(straight), weights_of(resumed)
 
 
+def warm_up(
+    here: LearnerRank,
+    spec: LearnerSpec,
+    batches: Sequence[TokenBatch],
+    steps: Sequence[LossStep],
+    folder: Path,
+) -> list[Weights]:
+    """Weights at first and after each (batch, step); saved and loaded into another rank after the second."""
+    rank = LearnerRank(spec, here.rank, here.world_size)
+    weights = [weights_of(rank)]
+    for number, (batch, step) in enumerate(zip(batches, steps, strict=True)):
+        if number == 2:
+            rank.save(folder)
+            rank = LearnerRank(spec, here.rank, here.world_size)
+            rank.load(folder)
+        backward(rank, batch, [60], step)
+        rank.optim_step(OptimParams())
+        weights.append(weights_of(rank))
+    return weights
+
+
 def skip(
     here: LearnerRank, spec: LearnerSpec, batch: TokenBatch, broken: TokenBatch, step: LossStep
 ) -> tuple[list[OptimResult], Weights, Weights, Weights]:

@@ -225,6 +225,39 @@ def test_values_alone_can_warm_up_on_a_shared_trunk(model_path: str) -> None:
     assert float(rank.model.value_head.scalar.weight.grad.abs().max()) > 0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_while_the_values_warm_up_the_policy_stays_as_it_is_to_the_bit(
+    model_path: str, weight_decay: float, dtype: str
+) -> None:
+    batch = make_batch()
+    rate = 0.25 if dtype == "bfloat16" else 1e-2
+    optimizer = OptimizerConfig(learning_rate=rate, weight_decay=weight_decay, betas=(0.9, 0.99))
+    rank = LearnerRank(spec_of(model_path, critic="shared", optimizer=optimizer, dtype=dtype))
+    weights = row_weights("token_mean", batch.action_counts, 128)
+    alone = PolicyStep(PolicyLossConfig(entropy_coef=0.1), 0.9, value_coef=1.0, train_policy=False)
+    both = replace(alone, train_policy=True, loss=PolicyLossConfig())
+    before = rank.forward_part(batch, [range(13)], reference=False)[1]
+    start = weights_of(rank)
+    policy = [name for name in start if not name.startswith("value_head")]
+    for _ in range(25):
+        for rows in (range(6), range(6, 13)):
+            rank.forward_backward(batch, [rows], weights, alone)
+        assert not rank.optim_step(OptimParams()).skipped
+    after = rank.forward_part(batch, [range(13)], reference=False)[1]
+    assert np.array_equal(before.logprobs, after.logprobs)
+    assert all(torch.equal(start[name], weights_of(rank)[name]) for name in policy)
+    assert before.values is not None and after.values is not None
+    assert np.abs(after.values - before.values).max() > 0.05, "the values have learned"
+    # AdamW's first update moves every number with a gradient by the learning rate, whatever came before it.
+    rank.forward_backward(batch, [range(13)], weights, replace(both, value_coef=0.0))
+    rank.optim_step(OptimParams())
+    name = "model.layers.0.mlp.up_proj.weight"
+    kept = start[name].float() * (1 - rate * weight_decay)
+    moved = (weights_of(rank)[name].float() - kept).abs().flatten()
+    assert float(moved.median()) == pytest.approx(rate, rel=0.05)
+
+
 def test_a_gradient_that_is_not_finite_skips_the_step(model_path: str) -> None:
     batch = make_batch()
     assert batch.advantages is not None

@@ -173,6 +173,28 @@ async def test_critics_adapters_checkpointing_and_offload_under_zero_equal_one_p
             assert max(np.abs(weights[n] - expected[n]).max() for n in expected) < 2e-5
 
 
+@pytest.mark.parametrize(("stage", "offload"), [(3, False), (3, True), (2, False), (1, False)])
+async def test_under_zero_too_a_warm_up_of_the_values_leaves_the_policy_as_it_is(
+    group: LearnerGroup, spec: LearnerSpec, stage: int, offload: bool, tmp_path: Path
+) -> None:
+    optimizer = OPTIMIZER.model_copy(update={"weight_decay": 0.1})
+    shared = replace(spec, critic="shared", optimizer=optimizer, zero_stage=stage, offload_optimizer=offload)
+    both = replace(STEP, value_coef=0.3)
+    steps = [replace(both, train_policy=False)] * 3 + [both] * 2
+    expected = await alone(
+        replace(shared, engine="torch", offload_optimizer=False),
+        rank_programs.warm_up,
+        BATCHES,
+        steps,
+        tmp_path / "plain",
+    )
+    for weights in await group.apply(rank_programs.warm_up, shared, BATCHES, steps, tmp_path / "zero"):
+        for number in (1, 2, 3):
+            assert all(np.array_equal(weights[number][n], weights[0][n]) for n in weights[0])
+        assert max(np.abs(weights[4][n] - weights[0][n]).max() for n in weights[0]) > 1e-4
+        assert max(np.abs(weights[5][n] - expected[5][n]).max() for n in expected[5]) < 2e-5
+
+
 @pytest.mark.parametrize(
     ("stage", "dtype"), [(3, "float32"), (3, "bfloat16"), (2, "bfloat16"), (1, "float32")]
 )

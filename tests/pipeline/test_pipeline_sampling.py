@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rl_cluster.pipeline.sampling import truncated
+from rl_cluster.modeling.drawing import truncated
 
 PROMPT = [3, 7, 11]
 

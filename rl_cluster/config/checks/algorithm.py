@@ -117,9 +117,12 @@ def schedule_fits(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     if limit is not None and not (config.run.steps - 1) * each < limit <= config.run.steps * each:
         reason = f"does not end in the last of the {config.run.steps} steps, of {each} updates each"
         yield Problem("run.max_updates", limit, reason, f"Set run.steps to {-(-limit // each)}.")
-    updates = limit or config.run.steps * each
-    if warmup >= updates:
-        reason = f"the run has only {updates} updates (steps × epochs × mini-batches)"
+    critic = critic_of(algorithm)
+    alone = critic.warmup_steps if critic is not None and critic.separate else 0
+    updates = (limit or config.run.steps * each) - alone * each
+    if 0 < updates <= warmup:
+        whose = "the policy has only" if alone else "the run has only"
+        reason = f"{whose} {updates} updates (steps × epochs × mini-batches)"
         yield Problem("optimizer.warmup_steps", warmup, reason, f"Give fewer than {updates}.")
     for i, beta in enumerate(config.optimizer.betas):
         if not 0 <= beta < 1:
