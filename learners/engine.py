@@ -44,11 +44,11 @@ class Engine(Protocol):
         the rest, whose gradient must be 0, stays as it is to the bit, in its optimizer state, too."""
         ...
 
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
-        """Inside, `parameter.data` is whole on every rank. Collective."""
+    def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+        """Inside, `parameter.data` is whole on every rank; buffers always are. Collective."""
         ...
 
-    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+    def shape(self, parameter: torch.Tensor) -> tuple[int, ...]:
         """Of the whole parameter; not collective."""
         ...
 

@@ -88,10 +88,10 @@ class DeepSpeedEngine:
         assert skipped or math.isfinite(norm), "DeepSpeed applied a gradient that was not finite"
         return StepOutcome(norm, skipped)
 
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+    def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         return deepspeed.zero.GatheredParameters(list(parameters))
 
-    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+    def shape(self, parameter: torch.Tensor) -> tuple[int, ...]:
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def state(self) -> dict[str, Any]:

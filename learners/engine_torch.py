@@ -62,11 +62,11 @@ class TorchEngine:
         self._optimizer.zero_grad(set_to_none=True)
         return StepOutcome(norm, skipped)
 
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+    def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         del parameters
         return nullcontext()
 
-    def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+    def shape(self, parameter: torch.Tensor) -> tuple[int, ...]:
         return tuple(parameter.shape)
 
     def state(self) -> dict[str, Any]:

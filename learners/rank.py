@@ -292,10 +292,12 @@ OF_ENGINE_AND_LEARNER = ("gap_sum", "gap_max", "drift_sum", "drift_max")
 
 
 def _has_dropout(model: nn.Module) -> bool:
-    return any(
-        (isinstance(module, nn.Dropout) and module.p > 0) or getattr(module, "attention_dropout", 0.0) > 0
+    # In some architectures `attention_dropout` is a module itself.
+    shares = [
+        module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0.0)
         for module in model.modules()
-    )
+    ]
+    return any(isinstance(share, int | float) and share > 0 for share in shares)
 
 
 def _dummy(device: torch.device) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from learners.rank import LearnerRank
+from learners.weight_groups import module_groups
 from rl_cluster.modeling.policy import PolicyModel
 
 VALUE_HEAD = "value_head."
@@ -12,9 +13,9 @@ VALUE_HEAD = "value_head."
 
 
 def whole_weights(rank: LearnerRank) -> dict[str, torch.Tensor] | None:
-    """Collective; None on the other ranks. Names as in the checkpoint (under LoRA: the adapters alone)."""
+    """Collective; None on the other ranks. Names as in the module (under LoRA: the adapters alone)."""
     copies: dict[str, torch.Tensor] = {}
-    for group in rank.weight_groups():
+    for group in module_groups(rank.model, rank.engine):
         if rank.rank == 0:
             copies |= {name: _copy(tensor) for name, tensor in group}
     head = rank.model.value_head if isinstance(rank.model, PolicyModel) else None

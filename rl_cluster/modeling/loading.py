@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.modeling.checkpoint_names import persistent_buffers
 
 DERIVED = re.compile(r"(rotary_emb\.(inv_freq|original_inv_freq)|\.masked_bias|\.attn\.bias|position_ids)$")
 """Buffers that old checkpoints carry and today's models compute."""
@@ -89,8 +90,7 @@ def check_finite(where: str, model: nn.Module) -> None:
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
-    persistent = model.state_dict(keep_vars=True)
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+    yield from persistent_buffers(model)
 
 
 def _check_report(
