@@ -1,51 +1,219 @@
-"""Run by code_runner in a process of its own: code and calls in (JSON on standard input), their values out.
+"""Second program of the process that code is run in: code and calls in (standard input), their values out.
 
-Limits itself, executes the code, evaluates the calls one by one and appends [index, repr or null, error] as a
-line of JSON to the results file. Uses the standard library only, and nothing of this project.
+It executes the code, evaluates the calls one by one and writes a line for each: the order's token, then JSON
+[index, value or null, error], the value with its types (code_values reads it). The expected values are not
+here, and a hook keeps the code from files outside its folder, other processes and the network. Handed to
+Python as text, with nothing of this project beside it. Standard library only.
 """
 
 import builtins
-import ctypes
+import gc
 import json
-import resource
+import os
 import sys
+import types
 
-PR_SET_NO_NEW_PRIVS = 38
-
-
-def limit_self(limits: dict) -> None:
-    """No new privileges, no core files, and the limits that were asked for: soft and hard, for good."""
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError("prctl(PR_SET_NO_NEW_PRIVS) failed")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"]))
-    resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"], limits["memory_bytes"]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_bytes"], limits["file_bytes"]))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits["open_files"], limits["open_files"]))
-    resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"], limits["processes"]))
+MAX_DEPTH = 50
 
 
-def main() -> None:
-    order = json.load(sys.stdin)
-    results = open(order["results"], "w", encoding="utf-8")
+READABLE = ("/dev/null", "/dev/urandom", "/proc/self/status")
+STARTING = frozenset(
+    [
+        "os.fork",
+        "os.forkpty",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.system",
+        "subprocess.Popen",
+        "pty.spawn",
+        "import:_posixsubprocess",
+    ]
+)
+"""Events of starting processes."""
+NEVER = frozenset(
+    [
+        "os.kill",
+        "os.killpg",
+        "signal.pthread_kill",
+        "os.symlink",
+        "os.link",
+        "resource.setrlimit",
+        "resource.prlimit",
+        "gc.get_referrers",
+        "gc.get_referents",
+        "sqlite3.connect",
+        "socket.connect",
+        "socket.bind",
+        "socket.sendto",
+        "socket.sendmsg",
+        "socket.getaddrinfo",
+        "socket.gethostbyname",
+        "ctypes.dlopen",
+        "ctypes.dlsym",
+        "import:ctypes",
+        "import:_ctypes",
+        "import:_xxsubinterpreters",
+        "import:_interpreters",
+        "import:_testcapi",
+        "import:_testinternalcapi",
+        "import:sqlite3",
+        "import:_sqlite3",
+        "import:_gdbm",
+        "import:_dbm",
+        "import:readline",
+        "import:_posixshmem",
+        "import:_multiprocessing",
+    ]
+)
+HARMLESS = frozenset({"os.putenv", "os.unsetenv", "os.listdrives"})
 
-    def report(index: int, value: str | None, error: str) -> None:
-        results.write(json.dumps([index, value, error[:500]]) + "\n")
-        results.flush()
 
-    limit_self(order["limits"])
-    names = {"__name__": "answer", "__builtins__": builtins}
+def path_rule(home, libraries):
+    """f(path, to_read) -> whether the code may: anything in its folder, reading in the standard library.
+
+    By the text of the path alone, which is enough without links, and cannot be changed by patching os.path.
+    """
+    kind, text, raw, whole, no_one = type, str, bytes, int, any
+    foreign, files = ("site-packages", "dist-packages"), READABLE
+
+    def inside(path, to_read):
+        if kind(path) is raw:
+            path = path.decode("utf-8", "surrogateescape")
+        if kind(path) is not text:
+            return path is None or kind(path) is whole
+        parts = path.split("/")
+        if ".." in parts:
+            return False
+        if not path.startswith("/") or path == home or path.startswith(home + "/"):
+            return True
+        if not to_read or no_one(name in parts for name in foreign):
+            return False
+        return path in files or no_one(path == root or path.startswith(root + "/") for root in libraries)
+
+    return inside
+
+
+def guard(home, libraries, may_start_processes):
+    """Audit hooks cannot be removed. This one uses closure cells only, which the code has no way to."""
+    kind, text, whole, refused, again = type, str, int, PermissionError, BlockingIOError
+    starting, never, harmless = STARTING, NEVER, HARMLESS
+    inside = path_rule(home, libraries)
+
+    def hook(event, args):
+        name = "import:" + args[0] if event == "import" and kind(args[0]) is text else event
+        if name in starting:
+            if may_start_processes:
+                return
+            raise again(11, "Resource temporarily unavailable: no processes here")
+        if name in never:
+            raise refused(13, name + " is not allowed here")
+        if event == "open":
+            writes = args[2] & 3 if kind(args[2]) is whole else args[1] != "r"
+            paths, to_read = args[:1], not writes
+        elif event.startswith("os.") and event not in harmless:
+            paths, to_read = args[: 2 if event == "os.rename" else 1], event in ("os.listdir", "os.scandir")
+        else:
+            return
+        for path in paths:
+            if not inside(path, to_read):
+                raise refused(13, event + " is not allowed there")
+
+    if not may_start_processes:
+        sys.modules["_posixsubprocess"] = without_processes()
+    sys.addaudithook(hook)
+
+
+def without_processes():
+    """A stand-in, so that what only imports subprocess (asyncio) works; the real one raises no event."""
+
+    def fork_exec(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable: no processes here")
+
+    module = types.ModuleType("_posixsubprocess")
+    vars(module)["fork_exec"] = fork_exec
+    return module
+
+
+def typed(value, depth=0):
+    """A plain value as JSON that keeps its types; TypeError for anything else."""
+    kind = type(value)
+    if depth > MAX_DEPTH:
+        raise TypeError("nested too deeply")
+    if value is None:
+        return ["N"]
+    if kind in (bool, str):
+        return [kind.__name__, value]
+    if kind is int:
+        return ["int", hex(value)]
+    if kind in (float, complex):
+        parts = (value,) if kind is float else (value.real, value.imag)
+        if not all(part - part == 0.0 for part in parts):
+            raise TypeError(f"{value}, which is not finite")
+        return [kind.__name__, *[part.hex() for part in parts]]
+    if kind is bytes:
+        return ["bytes", value.hex()]
+    if kind in (list, tuple, set):
+        return [kind.__name__, [typed(item, depth + 1) for item in value]]
+    if kind is dict:
+        return ["dict", [[typed(k, depth + 1), typed(v, depth + 1)] for k, v in value.items()]]
+    raise TypeError(f"of type {kind.__name__}")
+
+
+def run(code, calls, token, channel):
+    """calls: a tuple. Nothing that decides what is evaluated can be changed from the code."""
+    evaluate, build, encode, count = eval, compile, json.dumps, enumerate
+
+    def report(index, value, error):
+        text = token + " " + encode([index, value, error[:500]], allow_nan=False) + "\n"
+        channel.write(text.encode("utf-8", "replace"))
+        channel.flush()
+
+    answer = types.ModuleType("answer")
+    names = answer.__dict__
+    names["__builtins__"] = builtins
     try:
-        exec(compile(order["code"], "answer.py", "exec"), names)
+        exec(build(code, "answer.py", "exec"), names)
     except BaseException as error:  # noqa: BLE001 — the code may raise anything, SystemExit included
-        report(-1, None, f"{type(error).__name__}: {error}")
+        report(-1, None, told(error))
         return
-    report(-1, "None", "")
-    for index, call in enumerate(order["calls"]):
+    report(-1, ["N"], "")
+    for index, call in count(calls):
         try:
-            report(index, repr(eval(compile(call, "test.py", "eval"), names)), "")
+            value = evaluate(build(call, "test.py", "eval"), names)
         except BaseException as error:  # noqa: BLE001
-            report(index, None, f"{type(error).__name__}: {error}")
+            report(index, None, told(error))
+            continue
+        try:
+            report(index, typed(value), "")
+        except Exception as error:  # noqa: BLE001
+            report(index, None, f"returned what is no plain value: {told(error)}")
+
+
+def told(error):
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001 — its own __str__ raises
+        return type(error).__name__
+
+
+def main():
+    order = json.load(sys.stdin)
+    channel = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+    # The code's __main__ is an empty module, not this one.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    work = (order["code"], tuple(order["calls"]), order["token"], channel)
+    guard(os.getcwd(), tuple(sys.path), order["processes"] > 0)
+    del order
+    gc.collect()
+    gc.freeze()  # what is there now is not among gc.get_objects()
+    run(*work)
+    # Not through the interpreter's end, where the code's exit functions and finalizers run.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from rl_cluster.environments.code_checks import check_problems
 from rl_cluster.environments.code_problems import PROBLEMS, CodeProblem
 from rl_cluster.environments.code_runner import CodeLimits, passed_tests
 from rl_cluster.environments.code_text import extract_code, find_ruff, parses, style_score
@@ -29,8 +30,9 @@ def create_code_generation_env(
 
     syntax: 1 where the code parses (Python's ast) and is not empty. style: 1 / (1 + findings of ruff).
     tests: the share of the problem's unit tests that pass, run in a subprocess with limits (code_runner:
-    against accidents, not against attackers; a hardened sandbox comes later). components: which to use.
-    problems: your own; otherwise there are built-in ones and env.set_difficulty("easy" | "medium" | "hard").
+    against accidents and cheats, not against attackers; a hardened sandbox comes later). components: which to
+    use. problems: your own, whose tests are checked here (check_problems); otherwise there are built-in ones
+    and env.set_difficulty("easy" | "medium" | "hard").
     settings: max_length, stop_sequences, temperature and reward_weights of MultiObjectiveRewardEnv.
     BadInputError if style is wanted and ruff is not installed.
     """
@@ -45,7 +47,7 @@ def create_code_generation_env(
         prompts = [problem.prompt for problem in PROBLEMS[difficulty]]
     else:
         known = list(problems)
-        _check_problems(known)
+        check_problems(known)
         prompts = [problem.prompt for problem in known]
     makers: dict[str, Callable[[], Component]] = {
         "syntax": lambda: _syntax,
@@ -77,11 +79,3 @@ def _tests(
     if not parses(code):
         return 0.0
     return sum(passed_tests(code, tests, limits)) / len(tests)
-
-
-def _check_problems(problems: Sequence[CodeProblem]) -> None:
-    for number, problem in enumerate(problems):
-        if not isinstance(problem, CodeProblem) or not problem.tests:
-            raise BadInputError(
-                f"problems[{number}]={problem!r:.60}: must be a CodeProblem with at least one test."
-            )

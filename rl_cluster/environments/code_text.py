@@ -13,6 +13,7 @@ from rl_cluster.errors import BadInputError, ScorerError
 
 STYLE_RULES = "E,W,F,N,B,C4,SIM,UP,RET,PIE"
 """The families of ruff rules that the style component counts."""
+STYLE_PYTHON = "py311"
 STYLE_TIMEOUT_SECONDS = 20.0
 MAX_CODE_CHARACTERS = 100_000
 """Longer code counts as not parsing: nobody asked for it, and parsing costs time and memory."""
@@ -62,7 +63,9 @@ def style_score(code: str, ruff: str) -> float:
     if not parses(code):
         return 0.0
     command = [ruff, "check", "--isolated", "--no-cache", "--exit-zero", "--quiet"]
-    command += ["--output-format=json", f"--select={STYLE_RULES}", "--stdin-filename=answer.py", "-"]
+    command += ["--output-format=json", f"--select={STYLE_RULES}", "--stdin-filename=answer.py"]
+    # The code has no say in what counts: neither by noqa comments nor by a requires-python of its own.
+    command += ["--ignore-noqa", f"--target-version={STYLE_PYTHON}", "-"]
     source = code.rstrip() + "\n"
     try:
         done = subprocess.run(
