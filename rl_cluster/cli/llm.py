@@ -64,6 +64,11 @@ def _check_flags(flags: Flags) -> None:
                 f"{flag_name(name)} {getattr(flags, name)}: has no meaning for --trainer {flags.trainer}; "
                 f"it is for {', '.join(trainers)}. Leave it out."
             )
+    if flags.valid_split is not None and flags.held_out:
+        raise BadInputError(
+            f"--held-out {flags.held_out}: --valid-split {flags.valid_split} is what to evaluate on. Leave "
+            "one of the two out."
+        )
     for name in ("lora_r", "lora_alpha", "lora_dropout", "target_modules"):
         if flags.is_given(name) and not flags.peft:
             raise BadInputError(f"{flag_name(name)} {getattr(flags, name)}: is for adapters. Add --peft.")

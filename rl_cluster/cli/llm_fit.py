@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_cluster.cli.llm_data import DataFile, find_data, require_column
-from rl_cluster.cli.llm_flags import Flags
+from rl_cluster.cli.llm_flags import Flags, flag_name
 from rl_cluster.cli.llm_labels import has_labels_only, pairs_from_labels
 from rl_cluster.cli.llm_nested import COMMON_NAMES, backend_of, common, from_table, model_folder, nested
 from rl_cluster.config.fit import FitConfig
@@ -52,6 +52,11 @@ FIT_NAMES = (
 
 def fit_config(flags: Flags, overrides: Sequence[str], run_dir: Path) -> FitConfig:
     """Data sets of the hub and pairs made of labels are written below run_dir/start. Raises BadInputError."""
+    if flags.eval_steps and flags.valid_split is None and not flags.held_out:
+        raise BadInputError(
+            f"--eval-steps {flags.eval_steps}: there is nothing to evaluate on. Add --valid-split or "
+            "--held-out."
+        )
     workspace = run_dir / "start"
     file = find_data(flags.data_path, flags.train_split, workspace)
     columns = COLUMNS[flags.trainer](flags, file)
@@ -87,7 +92,9 @@ def _sft_columns(flags: Flags, file: DataFile) -> dict[str, Any]:
     """Chats, prompts with answers, or whole texts: by the flags, else by the columns that are there."""
     prompt, text = flags.prompt_text_column or "prompt", flags.text_column
     messages = flags.messages_column or "messages"
-    if flags.messages_column is not None or (text is None and messages in file.columns):
+    by_default = text is None and flags.prompt_text_column is None and messages in file.columns
+    if flags.messages_column is not None or by_default:
+        _only_one_kind(flags)
         require_column(file, messages, "--messages-column", "chats")
         return {"objective.rows": "messages", "data.messages_column": messages}
     completion = text or "completion"
@@ -110,9 +117,28 @@ def _sft_columns(flags: Flags, file: DataFile) -> dict[str, Any]:
     return {"objective.rows": "text", "data.text_column": column}
 
 
+def _only_one_kind(flags: Flags) -> None:
+    for name in ("prompt_text_column", "text_column"):
+        if flags.is_given(name):
+            raise BadInputError(
+                f"{flag_name(name)} {getattr(flags, name)}: --messages-column {flags.messages_column} names "
+                "whole chats. Leave one of the two out."
+            )
+
+
 def _pair_columns(flags: Flags, file: DataFile) -> dict[str, Any]:
     if flags.trainer == "reward" and has_labels_only(flags, file):
+        if flags.margin_column is not None:
+            raise BadInputError(
+                f"--margin-column {flags.margin_column}: {file.path} has texts with labels, not pairs with "
+                "margins. Leave it out."
+            )
         return {}
+    if flags.label_column is not None:
+        raise BadInputError(
+            f"--label-column {flags.label_column}: {file.path} is read as pairs. It needs a column "
+            f"{flags.text_column or 'text'} (--text-column) beside the labels, and no rejected responses."
+        )
     chosen, rejected = flags.text_column or "chosen", flags.rejected_text_column or "rejected"
     require_column(file, chosen, "--text-column", "the chosen responses")
     require_column(file, rejected, "--rejected-text-column", "the rejected responses")

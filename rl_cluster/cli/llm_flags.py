@@ -22,16 +22,20 @@ OUTPUT, MACHINE = "Output", "Machine"
 def _flag(
     panel: str, help: str, *names: str, only: tuple[str, ...] = TRAINERS, default: Any = None, **more: Any
 ) -> Any:
-    """only: the trainers for which the flag acts; elsewhere it is refused."""
+    """only: the trainers for which the flag acts; elsewhere it is refused. default: what holds where it is
+    not given; the option itself has none, so that a value that equals it still counts as given."""
     if only != TRAINERS:
         help = f"{', '.join(only)}: {help}"
     option = typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
-    return field(default=default, metadata={"option": option, "only": only, "name": names[0]})
+    switch = isinstance(default, bool)
+    metadata = {"option": option, "only": only, "name": names[0], "unset": default}
+    return field(default=default if switch else None, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What was written on the command line; None: not given, the default in the help text holds."""
+    """What was written on the command line, and the defaults of a few; None: not given, the default in the
+    help text holds."""
 
     train: bool = _flag(TASK, "Train. Needed: training is all that llm does.", "--train", default=False)
     trainer: str = _flag(
@@ -250,9 +254,17 @@ class Flags:
     num_ranks: int | None = _flag(MACHINE, "Learner ranks (ZeRO-3). Default 1.", "--num-ranks")
     num_workers: int | None = _flag(MACHINE, "Sampling workers. Default 1.", "--num-workers", only=RL)
 
+    def __post_init__(self) -> None:
+        given = {flag.name for flag in fields(self) if getattr(self, flag.name) != flag.default}
+        object.__setattr__(self, "_given", frozenset(given))
+        for flag in fields(self):
+            if getattr(self, flag.name) is None:
+                object.__setattr__(self, flag.name, flag.metadata["unset"])
+
     def is_given(self, name: str) -> bool:
-        """Whether the flag has another value than where it is left out."""
-        return bool(getattr(self, name) != self.__dataclass_fields__[name].default)
+        """Whether the flag was written, with whatever value."""
+        given: frozenset[str] = vars(self)["_given"]
+        return name in given
 
 
 ACTS_FOR: dict[str, tuple[str, ...]] = {f.name: f.metadata["only"] for f in fields(Flags)}

@@ -19,6 +19,8 @@ from rl_cluster.run_claim import make_room
 
 def has_labels_only(flags: Flags, file: DataFile) -> bool:
     """Texts with labels and no pairs."""
+    if flags.rejected_text_column is not None:
+        return False
     text, label = flags.text_column or "text", flags.label_column or "label"
     rejected = flags.rejected_text_column or "rejected"
     return text in file.columns and label in file.columns and rejected not in file.columns

@@ -118,7 +118,6 @@ REWARD_MODEL = {
 LLM = {
     "--train-split": "where --data-path is a file",
     "--epochs": "where --max-steps is given, which then counts",
-    "--eval-steps": "without --valid-split or --held-out",
     "--max-prompt-length": "of whole texts (--trainer sft on a column of texts), which have no prompt",
 }
 
