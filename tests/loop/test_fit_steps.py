@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl_cluster.algorithms.fit_table import compares_with_reference, reference_model
 from rl_cluster.algorithms.steps import CrossEntropyStep, DPOStep, KTOStep, LossStep, ORPOStep, RewardStep
 from rl_cluster.config.fit import DPO, KTO, ORPO, RewardObjective
 from rl_cluster.data.fit_encode import Example, Tokens
@@ -113,3 +114,14 @@ def test_the_schedule_of_a_fit_is_the_learners_own(tmp_path: Path) -> None:
     learner = Decided([1.0] * 4)
     run(fit_config(), tmp_path, learner)
     assert learner.params and all(params in (None, OptimParams()) for params in learner.params)
+
+
+def test_who_is_compared_with_a_reference_and_with_which() -> None:
+    asks = {"sft": False, "dpo": True, "orpo": False, "kto": True, "reward": False}
+    for name, expected in asks.items():
+        objective = fit_config(objective={"name": name}).objective
+        assert compares_with_reference(objective) is expected, name
+        assert reference_model(objective) is None
+    assert not compares_with_reference(DPO(reference_free=True))
+    assert reference_model(DPO(reference_model="there")) == "there"
+    assert reference_model(KTO(reference_model="here")) == "here"
