@@ -108,7 +108,10 @@ def check_replaceable(target: Path, kind: str, named: str | None = None) -> None
 
 def refuse_here(target: Path, named: str) -> None:
     """Raise BadInputError for the working directory and those above it, which nothing can replace."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # deleted meanwhile: there is no folder to lose under one's feet
+        return
     if target == target.parent or target.resolve() in (here, *here.parents):
         raise BadInputError(
             f"{named}: is the folder you work in, or one above it, and cannot be replaced. Give a folder "

@@ -134,14 +134,13 @@ def begin_old(path: Path) -> RunClaim:
 
 @contextlib.contextmanager
 def preparing(path: Path, overwrite: bool = False) -> Iterator[RunClaim]:
-    """claim_new, for the time until its run has begun: should that fail, everything is undone."""
+    """claim_new, for the time until its run has begun: where none begins, everything is undone."""
     claim = claim_new(path, overwrite)
     try:
         yield claim
-    except BaseException:
+    finally:
         if not claim.has_begun:
             claim.undo()
-        raise
 
 
 def claim_of(path: Path) -> RunClaim | None:

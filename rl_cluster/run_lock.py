@@ -201,5 +201,5 @@ def _words(path: Path) -> str:
     if holder is None:
         return f"a process that {path} does not name"
     if holder.process.pid == os.getpid() and holder.process.is_alive():
-        return f"this very process ({holder.process}): close the trainer or run that has it open"
+        return f"this very process ({holder.process}); close() the trainer that has it open"
     return str(holder.process)

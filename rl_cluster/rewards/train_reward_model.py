@@ -20,12 +20,14 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import Qwen2ForSequenceClassification
 
+from rl_cluster.atomic_files import folder_atomically
 from rl_cluster.config.data import AdditionSource
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.data.addition import make_addition
 from rl_cluster.data.demonstrations import wrong_answer
 from rl_cluster.data.rows import Row
 from rl_cluster.modeling.scratch import EOS, build_model, build_tokenizer
+from rl_cluster.own_folders import folder_to_write
 
 CENTRE = 0.001
 """Weight of the mean squared score in the loss."""
@@ -98,6 +100,7 @@ def make_reward_model(
     mistake as held_out_accuracy/KIND, and loss (mean of the last 50 steps). One process, CPU.
     """
     recipe = recipe or RewardModelRecipe()
+    target = folder_to_write(folder, "folder", "model")
     tokenizer = build_tokenizer(recipe.model.alphabet, recipe.model.max_positions)
     vocabulary = {letter: tokenizer(letter)["input_ids"][0] for letter in recipe.model.alphabet}
     vocabulary[EOS] = tokenizer.eos_token_id
@@ -106,10 +109,11 @@ def make_reward_model(
     model = _build(recipe.model, len(tokenizer), seed)
     loss = _train(model, train, vocabulary, seed, recipe)
     accuracy = _evaluate(model, held_out, vocabulary, seed)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    _write_prompts(folder / TRAIN_FILE, train)
-    _write_prompts(folder / HELD_OUT_FILE, held_out)
+    with folder_atomically(target, "model") as fresh:
+        model.save_pretrained(fresh)
+        tokenizer.save_pretrained(fresh)
+        _write_prompts(fresh / TRAIN_FILE, train)
+        _write_prompts(fresh / HELD_OUT_FILE, held_out)
     return {"loss": loss, **accuracy}
 
 

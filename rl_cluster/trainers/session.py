@@ -15,6 +15,7 @@ from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import OpenRun, open_run
 from rl_cluster.assembly.starts import record_start
 from rl_cluster.assembly.train import quieten_libraries, worker_session
+from rl_cluster.atomic_files import recover_folder, recover_folders_in
 from rl_cluster.config.backend import BackendChoice as BackendChoice
 from rl_cluster.config.backend import choose_backend as choose_backend
 from rl_cluster.config.changes import changes, check_last_step
@@ -80,6 +81,8 @@ def find_checkpoint(path: str | Path, name: str, needs: str | None = None) -> Pa
     """
     folder = Path(path).expanduser().absolute()
     inner = folder / "checkpoints"
+    recover_folder(folder)
+    recover_folders_in(inner)
     if not (folder / STATE_FILE).is_file() and checkpoint_steps(inner):
         return choose_checkpoint(inner, LoopState.read, needs=needs).path
     if not folder.is_dir() or not ((folder / STATE_FILE).is_file() or (folder / MANIFEST).is_file()):

@@ -242,3 +242,14 @@ def test_the_configuration_of_a_run_names_its_folder_absolutely(
     monkeypatch.chdir(tmp_path)
     command.start(Path("here"))
     assert load_config(tmp_path / "here" / "config.yaml").run.dir == str(tmp_path / "here")
+
+
+def test_a_dry_run_leaves_no_lock_and_no_folder(
+    llm: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    from rl_cluster import run_claim
+
+    words = f"--train --model tiny --trainer sft --data-path sft.jsonl --project-name {tmp_path / 'run'}"
+    assert llm(f"{words} --dry-run")[0] == 0
+    assert run_claim._CLAIMS == {}
+    assert list(tmp_path.iterdir()) == []

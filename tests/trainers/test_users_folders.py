@@ -318,7 +318,7 @@ def test_a_folder_in_use_is_left_to_its_process(front: str, tmp_path: Path) -> N
 def test_a_trainer_that_is_open_keeps_others_of_its_process_away(tmp_path: Path) -> None:
     with rloo(tmp_path / "run", **{"checkpoint.every": 1}) as first:
         first.train()
-        with pytest.raises(BadInputError, match=r"this very process.*close the trainer"):
+        with pytest.raises(BadInputError, match=r"this very process.*close.. the trainer"):
             rloo(tmp_path / "run").train(resume_from_checkpoint=True)
     assert not (tmp_path / "run" / LOCK).exists()
 
@@ -330,3 +330,22 @@ def test_a_moved_run_of_a_front_goes_on(tmp_path: Path) -> None:
     with rloo(tmp_path / "moved", **{"checkpoint.every": 1, "run.steps": 2}) as second:
         assert second.train(resume_from_checkpoint=True).global_step == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_whose_replacement_died_between_the_renames_is_found_again(
+    writers: Any, tmp_path: Path
+) -> None:
+    from rl_cluster.atomic_files import set_aside
+    from rl_cluster.trainers.session import find_checkpoint
+
+    place = tmp_path / "mine"
+    writers["ppo checkpoint"](str(place))
+    code = "import sys; from pathlib import Path; from rl_cluster.atomic_files import set_aside"
+    dead = process(f"{code}; set_aside(Path(sys.argv[1]))", str(place))
+    assert dead.wait(timeout=60) == 0
+    assert not place.exists()
+    assert find_checkpoint(place, "load_checkpoint") == place
+    aside = set_aside(place)
+    with pytest.raises(BadInputError, match="there is no checkpoint"):
+        find_checkpoint(place, "load_checkpoint")  # of this process, which lives and may be about to rename
+    assert aside.is_dir()
