@@ -16,8 +16,8 @@ from tests.seed_documents.stage import save_data, save_models, training
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SHELL = re.compile(r"^```(?:bash|shell|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-LANGUAGE_MODELS = ("HuggingFaceTB/SmolLM2-135M-Instruct", "google/gemma-2-2b")
-"""Named on the pages; a tiny model takes their place here."""
+LANGUAGE_MODELS = {"HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2", "google/gemma-2-2b": "gemma-2"}
+"""Named on the pages -> the tiny model of the same architecture that takes its place here."""
 
 ELSEWHERE = {
     "backends.md": "tests/assembly/test_docs_backends.py",
@@ -76,8 +76,8 @@ def test_the_blocks_of_a_page_run_in_order_and_print_what_they_say(
     names: dict[str, Any] = {"__name__": "page", **training()}
     names["batches"] = [names["batch"], names["batch"]]
     for number, block in enumerate(blocks_of(page), start=1):
-        for model in LANGUAGE_MODELS:
-            block = block.replace(model, str(models / "lm"))
+        for model, stand_in in LANGUAGE_MODELS.items():
+            block = block.replace(model, str(models / stand_in))
         exec(compile(block, f"{page}, block {number}", "exec"), names)
     del names
     gc.collect()
@@ -97,7 +97,7 @@ def test_the_command_lines_of_the_pages_are_planned(models: Path, desk: Path) ->
 
     from rl_cluster.cli.app import app
 
-    stand_ins = dict.fromkeys(LANGUAGE_MODELS, str(models / "lm"))
+    stand_ins = {model: str(models / stand_in) for model, stand_in in LANGUAGE_MODELS.items()}
     stand_ins["./my-reward-model"] = str(models / "scorer")
     planned = 0
     for page in PAGES:

@@ -6,12 +6,25 @@ import dataclasses
 import json
 import string
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import BertConfig, BertModel, Qwen2ForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2ForSequenceClassification,
+)
 
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.modeling.scratch import build_model, build_tokenizer, save_scratch_model
@@ -32,10 +45,59 @@ class HotelEnv:
 """
 
 
+STAND_INS: dict[str, Callable[[int], Any]] = {
+    "gemma-2": lambda size: Gemma2ForCausalLM(
+        Gemma2Config(
+            **_sizes(size),
+            head_dim=16,
+            query_pre_attn_scalar=16,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=3.0,
+            sliding_window=16,
+        )
+    ),
+    "gpt2": lambda size: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=size,
+            n_positions=SCRATCH.max_positions,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=1,
+        )
+    ),
+    "pythia": lambda size: GPTNeoXForCausalLM(GPTNeoXConfig(**_sizes(size))),
+    "smollm2": lambda size: LlamaForCausalLM(LlamaConfig(**_sizes(size), tie_word_embeddings=True)),
+}
+"""folder -> a tiny model, of so many tokens, with the architecture of the models whose place it takes."""
+
+
+def _sizes(vocab_size: int) -> Names:
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": SCRATCH.max_positions,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    }
+
+
 def save_models(folder: Path) -> None:
-    """lm (causal), bert (encoder), scorer (sequence classifier), all with the same character tokenizer."""
+    """The models of STAND_INS, bert (encoder) and scorer (sequence classifier), all with the same character
+    tokenizer. lm is of Qwen2's architecture."""
     save_scratch_model(SCRATCH, folder / "lm")
     tokenizer = build_tokenizer(ALPHABET, SCRATCH.max_positions)
+    for name, make in STAND_INS.items():
+        torch.manual_seed(0)
+        make(len(tokenizer)).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
     model = build_model(SCRATCH, len(tokenizer), 0)
     model.config.num_labels = 1
     Qwen2ForSequenceClassification(model.config).save_pretrained(folder / "scorer")

@@ -15,15 +15,16 @@ MODULES = {
 """The import path: nothing else is replaced for its own sake."""
 
 MODELS = {
-    "google/gemma-2-2b": "lm",
-    "gpt2": "lm",
+    "google/gemma-2-2b": "gemma-2",
+    "gpt2": "gpt2",
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "lm",
-    "EleutherAI/pythia-1b-deduped": "lm",
-    "EleutherAI/pythia-14m": "lm",
+    "EleutherAI/pythia-1b-deduped": "pythia",
+    "EleutherAI/pythia-14m": "pythia",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2",
     "bert-base-uncased": "bert",
     "./my-reward-model": "scorer",
 }
-"""Model -> tiny model of the same kind, a folder that the test makes."""
+"""Model -> tiny model of the same architecture, a folder that the test makes."""
 
 SHORTER = {
     r"num_iterations\s*=\s*100\b": "num_iterations=2",

@@ -1,13 +1,12 @@
-"""Every Python block of the pages on RLOO and GRPO runs, with a small model in place of the named one."""
+"""Every Python block of the pages on RLOO and GRPO runs, with a small model of the named one's architecture."""
 
 import re
-import string
 from pathlib import Path
 
 import pytest
 
-from rl_cluster.config.run import ScratchModel
-from rl_cluster.modeling.scratch import save_scratch_model
+from tests.seed_documents.stage import save_models
+from tests.seed_documents.substitutions import MODELS
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMED = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -18,11 +17,7 @@ PRINTED = {"rloo.md": [r"-?\d+\.\d+", "2 0.05"], "grpo.md": [r"\d\.\d+", "1"]}
 def test_the_blocks_of_the_page_run_and_print(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alphabet = string.ascii_letters + string.digits + " .:+="
-    small = ScratchModel(
-        alphabet=alphabet, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16, max_positions=64
-    )
-    save_scratch_model(small, tmp_path / "small")
+    save_models(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
@@ -30,6 +25,6 @@ def test_the_blocks_of_the_page_run_and_print(
     for block, pattern in zip(blocks, PRINTED[page], strict=True):
         # Two threads on two busy cores would slow each other down.
         one_thread = 'settings={"cluster.cpus_per_worker": 1}, report_to='
-        source = block.replace(NAMED, str(tmp_path / "small")).replace("report_to=", one_thread)
+        source = block.replace(NAMED, str(tmp_path / MODELS[NAMED])).replace("report_to=", one_thread)
         exec(compile(source, page, "exec"), {"__name__": "page"})
         assert re.fullmatch(pattern, capsys.readouterr().out.strip().splitlines()[-1])

@@ -13,40 +13,39 @@ import pytest
 import torch
 import transformers
 
-from rl_cluster.config.run import ScratchModel
-from rl_cluster.modeling.scratch import build_model, save_scratch_model
+from rl_cluster.modeling.scratch import build_model
 from rl_cluster.trainers import ppo_run
 from rl_cluster.trainers.ppo_run_config import with_settings
+from tests.seed_documents.stage import SCRATCH, save_models
+from tests.seed_documents.substitutions import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "ppo.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-ALPHABET = "".join(map(chr, range(32, 127)))
-SMALL = ScratchModel(
-    alphabet=ALPHABET, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16, max_positions=256
-)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    save_scratch_model(SMALL, folder)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_models(folder)
     return folder
 
 
 @pytest.fixture
-def names(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a block may use without saying where from; `model_name`s mean the small model."""
+def names(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a block may use without saying where from; `model_name`s mean small models of the same architecture."""
     monkeypatch.chdir(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models / "lm")
     source = ppo_run.UserModel
     monkeypatch.setattr(
-        ppo_run, "UserModel", lambda given: source(str(folder) if isinstance(given, str) else given)
+        ppo_run,
+        "UserModel",
+        lambda given: source(str(models / MODELS[given]) if isinstance(given, str) else given),
     )
     make = ppo_run.ppo_run_config
     quiet = {"cluster.cpus_per_worker": 1, "log.progress": "none"}
     monkeypatch.setattr(ppo_run, "ppo_run_config", lambda *given: with_settings(make(*given), quiet))
     torch.manual_seed(0)
-    return {"tokenizer": tokenizer, "model": build_model(SMALL, len(tokenizer), 0)}
+    return {"tokenizer": tokenizer, "model": build_model(SCRATCH, len(tokenizer), 0)}
 
 
 def run(block: str, names: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +192,7 @@ def test_the_readmes_example_with_an_environment_runs(names: dict[str, Any]) -> 
 
 def test_the_blogs_loop_runs(names: dict[str, Any]) -> None:
     names["torch"] = torch
-    names["model_ref"] = build_model(SMALL, len(names["tokenizer"]), 0)
+    names["model_ref"] = build_model(SCRATCH, len(names["tokenizer"]), 0)
     names["dataset"] = [{"query": f"Tell me about {i}"} for i in range(16)]
     names["generation_kwargs"] = {
         "min_length": -1,
