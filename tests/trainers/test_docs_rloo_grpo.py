@@ -1,4 +1,4 @@
-"""Every Python block of the pages on RLOO and GRPO runs, with a small model of the named one's architecture."""
+"""Every Python block of the pages on RLOO and GRPO runs, with a small model of the same architecture."""
 
 import re
 from pathlib import Path
