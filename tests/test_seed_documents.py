@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import re
 import runpy
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from tests.seed_documents.stage import SETUP, save_data, save_models
-from tests.seed_documents.substitutions import FLAGS_ONLY, NOT_RUN, substitute
+from tests.seed_documents.substitutions import FLAGS_ONLY, MODELS, NOT_RUN, substitute
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = Path(__file__).parent / "seed_documents"
@@ -120,6 +121,26 @@ CHECKS: dict[str, Callable[[dict[str, Any], int], None]] = {
     "trl_ppo_blog": check_blog,
     "trl_rloo": check_rloo,
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("google/gemma-2-2b", "gemma2"),
+        ("gpt2", "gpt2"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "qwen2"),
+        ("EleutherAI/pythia-14m", "gpt_neox"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "llama"),
+        ("bert-base-uncased", "bert"),
+    ],
+)
+def test_a_stand_in_has_the_architecture_of_the_model_it_stands_for(
+    name: str, kind: str, models: Path
+) -> None:
+    config = json.loads((models / MODELS[name] / "config.json").read_text())
+    assert config["model_type"] == kind
+    if kind == "gemma2":
+        assert config["attn_logit_softcapping"] and config["final_logit_softcapping"]
 
 
 @pytest.mark.parametrize("document", NAMES)

@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def names(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a block may use without saying where from; `model_name`s mean small models of the same architecture."""
+    """What a block may use without saying where from; `model_name`s mean small models alike."""
     monkeypatch.chdir(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(models / "lm")
     source = ppo_run.UserModel
