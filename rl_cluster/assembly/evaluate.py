@@ -14,6 +14,7 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets, load_prompts
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
+from rl_cluster.rewards.before_start import check_functions
 from rl_cluster.rewards.loading import check_metadata
 
 if TYPE_CHECKING:  # each backend imports what it needs, the other's libraries not
@@ -31,6 +32,7 @@ def evaluate(config: RunConfig, plan: Plan) -> Metrics:
         raise BadInputError(f"data.held_out = {config.data.held_out}: there is nothing to evaluate on.")
     check_given(config.rewards, Given())
     run_environment(config, Given())  # refuses what cannot be imported while nothing runs yet
+    check_functions(config.rewards.scorers, prompts.held_out)
     check_metadata(config.rewards.scorers, prompts.held_out)
     with worker_session(config, plan):
         return asyncio.run(_evaluate(config, plan, config.model.path, tokenizer, prompts))

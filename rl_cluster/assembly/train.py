@@ -25,6 +25,7 @@ from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
 from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.modeling.load import check_model_path
+from rl_cluster.rewards.before_start import check_functions
 from rl_cluster.rewards.loading import check_metadata
 from rl_cluster.run_folder import RunFolder, run_dir_of
 
@@ -50,6 +51,7 @@ def train(
     prompts = load_prompts(config.data, tokenizer)
     check_given(config.rewards, Given())
     run_environment(config, Given())  # refuses what cannot be imported while nothing runs yet
+    check_functions(config.rewards.scorers, prompts.train)
     check_metadata(config.rewards.scorers, [*prompts.train, *prompts.held_out])
     if config.model.supervised is not None:
         demonstrations(prompts.train, tokenizer)  # refuses prompts without an answer while nothing runs yet

@@ -20,6 +20,7 @@ from rl_cluster.environments.case_environment import CaseEnvironment, environmen
 from rl_cluster.environments.reward_calls import finite_number
 from rl_cluster.errors import BadInputError
 from rl_cluster.rewards.loading import load_function
+from rl_cluster.rewards.trying import check_binds
 
 Row = dict[str, Any]
 """prompt (text or chat messages), and columns that reach scorers and `start` as metadata."""
@@ -109,7 +110,8 @@ def configured_factory(settings: EnvironmentConfig, given: Any = None) -> Factor
             f"rollout.environment.function={settings.function!r}: an environment was handed over too."
         )
     if settings.function is not None:
-        load_function(settings.function, Path.cwd(), FIELD)
+        function = partial(load_function(settings.function, Path.cwd(), FIELD), **settings.options)
+        check_binds(f"{FIELD}={settings.function!r}", function, 1, "f(tokenizer, **options)")
         return ConfiguredFactory(settings.function, settings.options, Path.cwd())
     if given is None:
         raise BadInputError(

@@ -54,20 +54,23 @@ async def score_groups_async(
     name: str, function: ScoreFunction, groups: Sequence[TrajectoryGroup]
 ) -> list[Outcome]:
     """As score_groups, inside an event loop (which a synchronous function blocks)."""
-    arguments = gather_arguments(groups)
+    outcomes = await score_arguments(name, function, gather_arguments(groups))
+    if len(groups) > 1 and all(isinstance(outcome, ScoreFailure) for outcome in outcomes):
+        return [(await score_groups_async(name, function, [group]))[0] for group in groups]
+    return outcomes
+
+
+async def score_arguments(name: str, function: ScoreFunction, arguments: Arguments) -> list[Outcome]:
+    """One call, one outcome per group."""
     start = time.perf_counter()
     try:
         answer = await resolve(call(function, arguments))
     except BaseException as error:
         if not is_the_functions_own(error):
             raise
-        outcomes: list[Outcome] = [failure_of(name, error) for _ in groups]
-    else:
-        seconds = time.perf_counter() - start
-        outcomes = read_answer(name, answer, arguments.sizes, seconds, none_is_missing=True)
-    if len(groups) > 1 and all(isinstance(outcome, ScoreFailure) for outcome in outcomes):
-        return [(await score_groups_async(name, function, [group]))[0] for group in groups]
-    return outcomes
+        return [failure_of(name, error) for _ in arguments.sizes]
+    seconds = time.perf_counter() - start
+    return read_answer(name, answer, arguments.sizes, seconds, none_is_missing=True)
 
 
 async def resolve(answer: Any) -> Any:

@@ -25,6 +25,7 @@ from rl_cluster.config.reward import (
 from rl_cluster.errors import BadInputError
 from rl_cluster.rewards.functions import exact_match, math_match, reasoning_gym_score
 from rl_cluster.rewards.references import check_references
+from rl_cluster.rewards.safe_text import error_text
 from rl_cluster.trajectory import Prompt
 
 ScoreFunction = Callable[..., Any]
@@ -66,7 +67,9 @@ def _load_module(name: str, spec: str, folder: Path, field: str) -> ModuleType:
         sys.path.append(str(folder))
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _import_error(spec, field, error) from error
 
 
@@ -83,15 +86,18 @@ def _load_file(path: Path, spec: str, field: str) -> ModuleType:
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise _import_error(spec, field, error) from error
     return module
 
 
-def _import_error(spec: str, field: str, error: Exception) -> BadInputError:
+def _import_error(spec: str, field: str, error: BaseException) -> BadInputError:
+    """Also of what is no Exception: sys.exit() in a reward's file must not end the run with its exit code."""
     return BadInputError(
-        f"{field}={spec!r}: importing it failed with {type(error).__name__}: {error}. "
+        f"{field}={spec!r}: importing it failed with {error_text(error)}. "
         "Correct the import path, or the module."
     )
 

@@ -8,12 +8,14 @@ from typing import Any
 from rl_cluster.config.reward import (
     CallableScorer,
     EnvironmentScorer,
+    FunctionScorer,
     RewardConfig,
     RewardModelScorer,
     ScorerConfig,
 )
 from rl_cluster.protocols import Scorer
 from rl_cluster.rewards.episode_scorer import EpisodeScorer
+from rl_cluster.rewards.function_process import ProcessScorer
 from rl_cluster.rewards.loading import ScoreFunction, make_function, scorer_names
 from rl_cluster.rewards.local_scorer import LocalScorer
 
@@ -45,6 +47,8 @@ def _make(
         return LocalScorer(name, functions[name], config.weight, config.timeout_seconds)
     if isinstance(config, EnvironmentScorer):
         return EpisodeScorer(name, config.weight)
+    if isinstance(config, FunctionScorer):
+        return ProcessScorer(name, config)
     if not isinstance(config, RewardModelScorer):
         return LocalScorer(name, make_function(config), config.weight, config.timeout_seconds)
     # Only here: they import torch.
