@@ -246,7 +246,7 @@ class LearnerRank:
             "dtype": spec.dtype,
             "critic": spec.critic,
             "lora_rank": None if spec.lora is None else spec.lora.rank,
-        }
+        } | ({"value_head": "a parameter group of its own"} if has_shared_values(self.model) else {})
 
 
 def _load_model(spec: LearnerSpec) -> PolicyModel | CriticModel | ScoreModel:

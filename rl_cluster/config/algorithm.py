@@ -92,7 +92,7 @@ class _Algorithm(Config):
     """Optimizer updates per pass."""
     stop_at_approx_kl: PositiveFloat | None = None
     """Leave out a step's remaining updates once the policy has moved by more than this from where the step
-    began: ½ mean (log π − log π_old)² in nats, of one update's tokens."""
+    began: ½ (log π − log π_old)² in nats, mean over one update as its loss weighs tokens or completions."""
     kl: KLConfig = KLConfig()
     loss: PolicyLossConfig = PolicyLossConfig()
 

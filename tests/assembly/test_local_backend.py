@@ -125,6 +125,24 @@ async def test_truncated_sampling_leaves_log_probabilities_and_the_divergence_th
     assert abs(observer.rows[2]["objective/kl"]) > 1e-3
 
 
+@pytest.mark.parametrize(("cap", "weighted"), [(None, True), ("off", False)])
+async def test_in_bfloat16_tokens_are_weighted_by_learner_over_sampler_unless_it_is_off(
+    cap: str | None, weighted: bool, tmp_path: Path
+) -> None:
+    values = settings(model={"dtype": "bfloat16"}, algorithm={"name": "rloo"})
+    values["async"] = {"importance_cap": cap}
+    open_run, prompts, observer = await opened(tmp_path / "run", values)
+    try:
+        await open_run.train(prompts, 1)
+    finally:
+        await open_run.close()
+    average = observer.rows[1]["policy/importance_weight_avg"]
+    assert (average is not None) == weighted
+    if weighted:
+        assert average == pytest.approx(1.0, abs=0.05)
+        assert average != 1.0, "the sampler computes otherwise than the learner"
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 async def test_sampler_and_learner_agree_before_and_after_updates(name: str, tmp_path: Path) -> None:
     values = settings(optimizer={"learning_rate": 1e-2}, rollout={"temperature": 0.8}, **ALGORITHMS[name])
