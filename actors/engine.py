@@ -68,6 +68,7 @@ class Engine:
         self._publications = 0
         self._switches: list[_Switch] = []
         self._adapter: LoRARequest | None = None
+        self._proofs: list[dict[str, Any]] = []
         self._finished_tokens = 0
         self._request_ids = itertools.count()
         self._open = asyncio.Event()
@@ -217,12 +218,14 @@ class Engine:
         if unbegun := [name for name, n in counts.items() if n == 0]:
             await self._llm.abort(unbegun)
         self._publications += 1
-        self._unusable = f"the update to version {version} is not complete"
+        self._unusable, self._proofs = f"the update to version {version} is not complete", []
         if self._broken_off:
             tidy = self._llm.collective_rpc("abandon_weight_update")
             await self._guarded(timeout_seconds, "tidying up after a broken update", tidy)
             self._broken_off = False
         await self._guarded(timeout_seconds, "starting the update", self._llm.start_weight_update())
+        watch = self._llm.collective_rpc("watch_loading", args=(version,))
+        await self._guarded(timeout_seconds, "watching what is loaded", watch)
         return begun
 
     async def apply_update(self, payload: dict[str, Any], timeout_seconds: float) -> None:
@@ -237,6 +240,8 @@ class Engine:
     async def finish_update(self, version: int, timeout_seconds: float) -> float:
         """Serve the new version from now on; returns the time.monotonic() of it."""
         await self._guarded(timeout_seconds, "finishing the update", self._llm.finish_weight_update())
+        proving = self._llm.collective_rpc("proof_of_loading")
+        self._proofs = await self._guarded(timeout_seconds, "proving what is served", proving)
         await self._guarded(timeout_seconds, "naming the version", self.set_version(version))
         await self._guarded(timeout_seconds, "resuming", self._llm.resume_generation())
         self._unusable = None
@@ -244,13 +249,21 @@ class Engine:
         self._open.set()
         return time.monotonic()
 
+    async def loaded(self) -> list[dict[str, Any]]:
+        """One proof per worker process of what it serves: version, digests by name, stale (what differs)."""
+        if self._adapter is None:
+            return self._proofs
+        known = self._adapter.lora_int_id in await self._llm.list_loras()
+        digests = vllm_compat.adapter_digests(self._adapter)
+        return [{"version": self.version, "digests": digests, "stale": [] if known else ["the adapter"]}]
+
     def _forget_old_switches(self) -> None:
         self._switches = [s for s in self._switches if not self._active.isdisjoint(s.num_tokens)]
 
-    async def _guarded(self, timeout_seconds: float, doing: str, awaitable: Awaitable[Any]) -> None:
+    async def _guarded(self, timeout_seconds: float, doing: str, awaitable: Awaitable[Any]) -> Any:
         """As _before; a failure leaves the engine standing still and unusable until a complete update."""
         try:
-            await self._before(timeout_seconds, doing, awaitable)
+            return await self._before(timeout_seconds, doing, awaitable)
         except Exception as error:
             self._unusable, self._broken_off = f"{doing} failed: {error}", True
             self._open.set()
@@ -258,9 +271,9 @@ class Engine:
                 raise
             raise WeightSyncError(f"{self.name}: {self._unusable}") from error
 
-    async def _before(self, timeout_seconds: float, doing: str, awaitable: Awaitable[Any]) -> None:
+    async def _before(self, timeout_seconds: float, doing: str, awaitable: Awaitable[Any]) -> Any:
         try:
-            await asyncio.wait_for(awaitable, timeout_seconds)
+            return await asyncio.wait_for(awaitable, timeout_seconds)
         except TimeoutError as error:
             raise DeadlineError(f"{self.name}: {doing} took longer than {timeout_seconds:g} s") from error
         except EngineDeadError as error:

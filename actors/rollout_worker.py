@@ -174,6 +174,9 @@ class RolloutHandle:
     async def set_adapter(self, version: int, files: Any, seconds: float) -> float:
         return await answer(self.name, self._actor.set_adapter.remote(version, files, seconds))
 
+    async def loaded(self) -> list[dict[str, Any]]:
+        return await self._call("loaded")
+
     async def prompt_logprobs(self, tokens: np.ndarray) -> np.ndarray:
         return await self._call("prompt_logprobs", tokens.tolist())
 

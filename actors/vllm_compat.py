@@ -22,6 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from actors.engine_spec import EngineSpec
 from rl_cluster.trajectory import SamplingSpec
 from rl_cluster.weight_channel import Channel
+from rl_cluster.weight_digest import digest
 from rl_cluster.weight_wire import TensorMeta
 
 REPORTS_VERSIONS = "weight_versions" in {f.name for f in fields(CompletionOutput)}
@@ -97,6 +98,16 @@ def prompt_input(tokens: Sequence[int], cache_salt: str) -> Any:
 
 def lora_request(name: str, adapter_id: int, folder: str) -> LoRARequest:
     return LoRARequest(lora_name=name, lora_int_id=adapter_id, lora_path=folder)
+
+
+def adapter_digests(adapter: LoRARequest) -> dict[str, int]:
+    """Of the tensors in the folder that the engine serves the adapter from, by their names in peft."""
+    from pathlib import Path
+
+    from safetensors.torch import load_file
+
+    tensors = load_file(Path(adapter.lora_path) / "adapter_model.safetensors")
+    return {name: digest(tensor) for name, tensor in tensors.items()}
 
 
 def sampled_logprobs(output: CompletionOutput) -> np.ndarray:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from typing import Any
 
 BACKEND = "gloo"
 OWNER_VARIABLE = "RL_CLUSTER_ENGINE_OWNER"
@@ -37,6 +38,20 @@ def register() -> None:
 
 class WorkerExtension:
     """Mixed into vLLM's worker class (`worker_extension_cls`); called by collective_rpc."""
+
+    def watch_loading(self, version: int) -> None:
+        """The tensors of `version` come now."""
+        if not hasattr(self, "_served"):
+            from actors.served_weights import ServedWeights
+
+            model = self.model_runner.get_model()  # type: ignore[attr-defined]
+            alone = self.parallel_config.world_size == 1  # type: ignore[attr-defined]
+            self._served = ServedWeights(model, whole=alone)
+        self._served.watch(version)
+
+    def proof_of_loading(self) -> dict[str, Any]:
+        """What was loaded since, and whether this worker serves it: see ServedWeights.proof."""
+        return self._served.proof()
 
     def abandon_weight_update(self) -> None:
         """Put the model's tensors back in order after an update broke off, so that the next can begin.

@@ -7,6 +7,7 @@ alone talks to the receivers. What a rank keeps between calls (its channel) is a
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,10 +22,13 @@ from learners.transfer_gloo import GlooSender
 from rl_cluster.batch import TokenBatch
 from rl_cluster.errors import WeightSyncError
 from rl_cluster.weight_channel import Channel
+from rl_cluster.weight_digest import digest
 from rl_cluster.weight_wire import TensorMeta
 
 _senders: WeakKeyDictionary[LearnerRank, Any] = WeakKeyDictionary()
 """The sending end that a rank of this process holds; dropped with the rank."""
+_digests: WeakKeyDictionary[LearnerRank, dict[str, int]] = WeakKeyDictionary()
+"""Rank 0: name -> digest of what the last publication sent."""
 
 
 def metadata_on(rank: LearnerRank) -> list[TensorMeta]:
@@ -52,7 +56,7 @@ def open_on(rank: LearnerRank, channel: Channel) -> None:
 
 def send_on(rank: LearnerRank, version: int, seconds: float) -> int:
     """Gather everywhere, send from rank 0; bytes sent. Raises WeightSyncError or DeadlineError on rank 0."""
-    groups = rank.weight_groups()
+    groups = _noted(rank, rank.weight_groups())
     if rank.rank == 0:
         return _senders[rank].send(metadata_on(rank), groups, version, time.monotonic() + seconds)
     for _ in groups:
@@ -68,12 +72,13 @@ def next_chunk_on(rank: LearnerRank, bucket_bytes: int) -> dict[str, Any] | None
     if sender is None:
         largest = max(meta.num_bytes for meta in metadata_on(rank))
         sender = _senders[rank] = IpcSender(max(bucket_bytes, largest))
-    return sender.next_chunk(rank.weight_groups())
+    return sender.next_chunk(_noted(rank, rank.weight_groups()))
 
 
 def adapter_on(rank: LearnerRank) -> AdapterFiles | None:
     """LoRA: the adapter as the files of a peft folder, from rank 0."""
-    tensors = {name: t.detach().cpu().clone() for group in rank.weight_groups() for name, t in group}
+    groups = _noted(rank, rank.weight_groups())
+    tensors = {name: t.detach().cpu().clone() for group in groups for name, t in group}
     if rank.rank != 0:
         return None
     from safetensors.torch import save
@@ -84,18 +89,36 @@ def adapter_on(rank: LearnerRank) -> AdapterFiles | None:
     return AdapterFiles(config=_peft_config(rank), tensors=save(tensors))
 
 
-def probe_on(rank: LearnerRank, tokens: np.ndarray) -> np.ndarray:
-    """float32 [P - 1]: the learner's log-probabilities of tokens[1:] at temperature 1."""
-    mask = np.ones(len(tokens), dtype=np.bool_)
-    mask[0] = False
+def _noted(rank: LearnerRank, groups: Iterator[list[tuple[str, torch.Tensor]]]) -> Iterator[Any]:
+    """The groups as they come; rank 0 keeps the digests of what passes: its own weights."""
+    digests: dict[str, int] = {}
+    if rank.rank == 0:
+        _digests[rank] = digests
+    for group in groups:
+        if rank.rank == 0:
+            digests.update({name: digest(tensor) for name, tensor in group})
+        yield group
+
+
+def digests_on(rank: LearnerRank) -> dict[str, int]:
+    """Of the last publication, by name; {} except on rank 0."""
+    return _digests.get(rank, {})
+
+
+def probe_on(rank: LearnerRank, *sequences: np.ndarray) -> np.ndarray:
+    """float32 [Σ (P - 1)]: the learner's log-probabilities of tokens[1:] of each, at temperature 1, in one
+    packed pass."""
+    lengths = np.array([len(tokens) for tokens in sequences], dtype=np.int32)
+    mask = np.ones(int(lengths.sum()), dtype=np.bool_)
+    mask[np.cumsum(lengths) - lengths] = False
     batch = TokenBatch(
-        tokens=tokens.astype(np.int32),
-        lengths=np.array([len(tokens)], dtype=np.int32),
+        tokens=np.concatenate(sequences).astype(np.int32),
+        lengths=lengths,
         action_mask=mask,
-        units=np.zeros(1, dtype=np.int32),
-        group_ids=np.zeros(1, dtype=np.int32),
+        units=np.arange(len(sequences), dtype=np.int32),
+        group_ids=np.arange(len(sequences), dtype=np.int32),
     )
-    micro = MicroBatch.of(batch, (0,), rank.device)
+    micro = MicroBatch.of(batch, range(len(sequences)), rank.device)
     rank.model.eval()
     with torch.no_grad():
         logprobs = rank.engine.forward(micro.tokens, micro.packed, micro.targets, 1.0)[0]
@@ -165,5 +188,8 @@ class LearnerSender:
     async def adapter(self) -> AdapterFiles:
         return (await self._group.apply(adapter_on))[0]
 
-    async def probe(self, tokens: np.ndarray) -> np.ndarray:
-        return (await self._group.apply(probe_on, tokens))[0]
+    async def digests(self) -> dict[str, int]:
+        return (await self._group.apply(digests_on))[0]
+
+    async def probe(self, *sequences: np.ndarray) -> np.ndarray:
+        return (await self._group.apply(probe_on, *sequences))[0]

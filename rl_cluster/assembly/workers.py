@@ -166,12 +166,19 @@ def _publisher(
         backend=plan.sync_backend,
         bucket_bytes=config.sync.bucket_mib * 2**20,
         deadline_seconds=config.sync.deadline_seconds,
-        probe=np.resize(probe.tokens, longest).astype(np.int32),
+        probe=_probes(probe.tokens, longest),
         tolerance=PROBE_TOLERANCE[config.model.dtype],
         in_flight=config.asynchrony.in_flight_updates,
         lora=plan.adapters_only,
+        prove=True,
     )
     return EnginePublisher(spec, LearnerSender(learner, plan.sync_backend), rollouts)
+
+
+def _probes(tokens: np.ndarray, longest: int) -> tuple[np.ndarray, ...]:
+    """int32 [P] each: a long one, and a short one behind it whose pass must not see the first."""
+    whole = np.resize(tokens, longest).astype(np.int32)
+    return whole, whole[::-1][: max(2, longest // 2)].copy()
 
 
 async def _start_rollouts(

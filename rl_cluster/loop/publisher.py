@@ -32,7 +32,8 @@ class WeightSender(Protocol):
     async def send(self, version: int, seconds: float) -> int: ...
     async def next_chunk(self, bucket_bytes: int) -> dict[str, Any] | None: ...
     async def adapter(self) -> Any: ...
-    async def probe(self, tokens: np.ndarray) -> np.ndarray: ...
+    async def digests(self) -> dict[str, int]: ...
+    async def probe(self, *sequences: np.ndarray) -> np.ndarray: ...
 
 
 class WeightReceiver(Protocol):
@@ -49,21 +50,28 @@ class WeightReceiver(Protocol):
     async def apply_chunk(self, chunk: dict[str, Any], seconds: float) -> None: ...
     async def finish_update(self, version: int, seconds: float) -> float: ...
     async def set_adapter(self, version: int, files: Any, seconds: float) -> float: ...
+    async def loaded(self) -> list[dict[str, Any]]: ...
     async def prompt_logprobs(self, tokens: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
 class PublisherSpec:
-    """backend: gloo, nccl or ipc; lora: publish adapters instead of weights. probe: int32 [P] tokens whose
-    log-probabilities both sides must agree on; tolerance: see PROBE_TOLERANCE."""
+    """backend: gloo, nccl or ipc; lora: publish adapters instead of weights. probe: sequences, int32 [P] each
+    (or a single one), on whose log-probabilities both sides must agree; tolerance: see PROBE_TOLERANCE.
+    prove: compare digests of what each engine loaded with the learner's; None: where both can tell."""
 
     backend: str
     bucket_bytes: int
     deadline_seconds: float
-    probe: np.ndarray
+    probe: np.ndarray | tuple[np.ndarray, ...]
     tolerance: float
     in_flight: bool = True
     lora: bool = False
+    prove: bool | None = None
+
+    @property
+    def probes(self) -> tuple[np.ndarray, ...]:
+        return self.probe if isinstance(self.probe, tuple) else (self.probe,)
 
 
 class EnginePublisher:
@@ -94,6 +102,7 @@ class EnginePublisher:
         self._connected = False
         way = "lora" if self._spec.lora else self._spec.backend
         num_bytes, pauses = await _WAYS[way](self, version)
+        await self._prove_loaded(version)
         await self._prove(version)
         self._connected = True
         return PublishReport(version, time.monotonic() - begun, max(pauses), num_bytes)
@@ -148,13 +157,29 @@ class EnginePublisher:
         pauses = await self._together(f"publishing adapter {version}", sets)
         return sum(meta.num_bytes for meta in self._metadata), pauses
 
+    async def _prove_loaded(self, version: int) -> None:
+        """Every process of every engine has loaded, and serves, exactly the tensors that the learner sent."""
+        able = hasattr(self._sender, "digests") and all(hasattr(r, "loaded") for r in self._receivers)
+        if not (able if self._spec.prove is None else self._spec.prove):
+            return
+        answers = await self._together(
+            f"proving version {version}", [r.loaded() for r in self._receivers], [self._sender.digests()]
+        )
+        sent = answers[-1]
+        if sent.keys() != {meta.name for meta in self._metadata}:
+            raise WeightSyncError(f"the learner did not send all of its weights with version {version}")
+        for receiver, proofs in zip(self._receivers, answers, strict=False):
+            problem = _problem(proofs, version, sent, 1 if self._spec.lora else receiver.num_ranks)
+            if problem is not None:
+                raise WeightSyncError(f"{receiver.name} does not serve version {version}: {problem}")
+
     async def _prove(self, version: int) -> None:
         """Learner and engines must agree on the log-probabilities of the probe."""
-        probe = self._spec.probe
+        probes = self._spec.probes
         answers = await self._together(
             f"probing version {version}",
-            [receiver.prompt_logprobs(probe) for receiver in self._receivers],
-            [self._sender.probe(probe)],
+            [_all_logprobs(receiver, probes) for receiver in self._receivers],
+            [self._sender.probe(*probes)],
         )
         for receiver, found in zip(self._receivers, answers, strict=False):
             gap = float(np.abs(found - answers[-1]).mean())
@@ -191,6 +216,27 @@ class EnginePublisher:
             kind = DeadlineError if late else WeightSyncError
             raise kind(f"{doing} failed: {told}") from next(iter(failed.values()))
         return [task.result() for task in tasks]
+
+
+async def _all_logprobs(receiver: WeightReceiver, probes: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(await asyncio.gather(*(receiver.prompt_logprobs(probe) for probe in probes)))
+
+
+def _problem(proofs: Sequence[dict[str, Any]], version: int, sent: dict[str, int], ranks: int) -> str | None:
+    """What the proofs of an engine's processes say against it; None: nothing."""
+    if len(proofs) != ranks:
+        return f"{len(proofs)} of its {ranks} processes tell what they loaded"
+    for proof in proofs:
+        loaded = proof["digests"]
+        if proof["version"] != version:
+            return f"what it loaded last was version {proof['version']}"
+        if missing := sorted(sent.keys() - loaded.keys()):
+            return f"{len(missing)} of {len(sent)} tensors were not loaded, {missing[0]} for one"
+        if other := sorted(name for name in sent if loaded[name] != sent[name]):
+            return f"{len(other)} of {len(sent)} tensors are not the learner's, {other[0]} for one"
+        if proof["stale"]:
+            return f"what it serves is not what it loaded: {', '.join(proof['stale'][:5])}"
+    return None
 
 
 _WAYS: dict[str, Callable[[EnginePublisher, int], Awaitable[tuple[int, list[float]]]]] = {

@@ -20,6 +20,7 @@ class Sender:
 
     def __init__(self) -> None:
         self.generation = 0
+        self.sent = {"w": 5}
         self.fails: dict[str, Exception] = {}
 
     async def metadata(self) -> list[TensorMeta]:
@@ -37,8 +38,12 @@ class Sender:
         await self._maybe("send")
         return 24
 
-    async def probe(self, tokens: np.ndarray) -> np.ndarray:
-        return np.full(len(tokens) - 1, -1.0, dtype=np.float32)
+    async def digests(self) -> dict[str, int]:
+        return dict(self.sent)
+
+    async def probe(self, *sequences: np.ndarray) -> np.ndarray:
+        self.probed = sequences
+        return np.full(sum(len(tokens) - 1 for tokens in sequences), -1.0, dtype=np.float32)
 
     async def _maybe(self, method: str) -> None:
         if method in self.fails:
@@ -55,13 +60,20 @@ class Receiver:
         self.hangs: set[str] = set()
         self.fails: dict[str, Exception] = {}
         self.gap = 0.0
+        self.version = -1
+        self.lies: dict[str, Any] = {}
 
     async def join(self, channel: Any, rank_offset: int) -> None:
         await self._maybe("join")
 
     async def receive(self, version: int, metadata: Any, seconds: float, in_flight: bool) -> float:
         await self._maybe("receive")
+        self.version = version
         return 0.25
+
+    async def loaded(self) -> list[dict[str, Any]]:
+        await self._maybe("loaded")
+        return [{"version": self.version, "digests": {"w": 5}, "stale": [], **self.lies}] * self.num_ranks
 
     async def prompt_logprobs(self, tokens: np.ndarray) -> np.ndarray:
         await self._maybe("prompt_logprobs")
@@ -99,6 +111,7 @@ async def test_a_publication_reports_bytes_and_the_longest_pause_and_keeps_its_c
     [
         ("join", "joining the weight channel"),
         ("receive", "publishing version 1"),
+        ("loaded", "proving version 1"),
         ("prompt_logprobs", "probing version 1"),
     ],
 )
@@ -131,6 +144,47 @@ async def test_an_engine_that_answers_with_other_weights_is_named(rig: Rig) -> N
     rig.second.gap = 0.01
     with pytest.raises(WeightSyncError, match=r"rollout-1 does not serve version 1: .* by 0\.01 on average"):
         await rig.publisher.publish(1)
+
+
+@pytest.mark.parametrize(
+    ("lies", "told"),
+    [
+        ({"version": 0}, "what it loaded last was version 0"),
+        ({"digests": {}}, "1 of 1 tensors were not loaded, w for one"),
+        ({"digests": {"w": 6}}, "1 of 1 tensors are not the learner's, w for one"),
+        ({"stale": ["model.layers.0"]}, r"what it serves is not what it loaded: model\.layers\.0"),
+    ],
+)
+async def test_an_engine_that_passes_the_probe_with_other_weights_is_named(
+    rig: Rig, lies: dict[str, Any], told: str
+) -> None:
+    rig.second.lies = lies
+    with pytest.raises(WeightSyncError, match=f"rollout-1 does not serve version 1: {told}"):
+        await rig.publisher.publish(1)
+
+
+async def test_every_process_of_an_engine_must_tell_what_it_loaded(rig: Rig) -> None:
+    rig.first.num_ranks = 0
+    with pytest.raises(WeightSyncError, match="rollout-0 does not serve version 1"):
+        rig.sender.open = lambda channel: asyncio.sleep(0)  # type: ignore[method-assign]
+        rig.first.loaded = lambda: asyncio.sleep(0, [{}])  # type: ignore[assignment, method-assign]
+        await rig.publisher.publish(1)
+
+
+async def test_a_learner_that_sends_a_part_of_its_weights_is_found(rig: Rig) -> None:
+    rig.sender.sent = {}
+    with pytest.raises(WeightSyncError, match="did not send all of its weights with version 1"):
+        await rig.publisher.publish(1)
+
+
+async def test_all_sequences_of_the_probe_go_to_the_learner_in_one_pass(rig: Rig) -> None:
+    spec = PublisherSpec("gloo", 1000, 0.05, (PROBE, PROBE[:2]), tolerance=1e-3, prove=True)
+    publisher = EnginePublisher(spec, rig.sender, [rig.first, rig.second])  # type: ignore[list-item]
+    await publisher.publish(1)
+    assert [tokens.tolist() for tokens in rig.sender.probed] == [[3, 1, 4, 1], [3, 1]]
+    rig.second.gap = 0.01
+    with pytest.raises(WeightSyncError, match="rollout-1 does not serve version 2"):
+        await publisher.publish(2)
 
 
 async def test_an_engine_that_answers_nan_does_not_pass_the_probe(rig: Rig) -> None:
