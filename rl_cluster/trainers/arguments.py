@@ -126,10 +126,21 @@ class Counts:
         return self.max_updates or self.steps * self.updates_per_step
 
 
-def without_gpu_on_cpu(args: TrainingArguments) -> None:
-    """Before TrainingArguments' own checks: they refuse bf16 where no GPU is, unless use_cpu says so."""
+STARTS_SOMETHING = ("deepspeed", "fsdp", "parallelism_config", "ddp_backend")
+"""Refused before TrainingArguments' own __post_init__ starts what they ask for, or fails at it."""
+
+
+def before_transformers(args: TrainingArguments) -> None:
+    """Before TrainingArguments' own checks: they refuse bf16 where no GPU is, unless use_cpu says so.
+
+    Raises BadInputError for arguments that would start something of theirs.
+    """
     import torch
 
+    for name in STARTS_SOMETHING:
+        neutral, remedy = REFUSED[name]
+        if getattr(args, name) not in neutral:
+            raise BadInputError(f"{name}={getattr(args, name)!r:.60}: has no meaning here; {remedy}.")
     if args.bf16 and not torch.cuda.is_available():
         args.use_cpu = True
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.training_args import TrainingArguments
 
-from rl_cluster.trainers.arguments import without_gpu_on_cpu
+from rl_cluster.trainers.arguments import before_transformers
 
 
 @dataclass
@@ -120,5 +120,5 @@ class GRPOConfig(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        without_gpu_on_cpu(self)
+        before_transformers(self)
         super().__post_init__()

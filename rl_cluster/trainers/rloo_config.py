@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from transformers.training_args import TrainingArguments
 
-from rl_cluster.trainers.arguments import without_gpu_on_cpu
+from rl_cluster.trainers.arguments import before_transformers
 
 
 @dataclass
@@ -94,5 +94,5 @@ class RLOOConfig(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        without_gpu_on_cpu(self)
+        before_transformers(self)
         super().__post_init__()
