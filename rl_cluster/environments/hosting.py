@@ -11,7 +11,6 @@ import asyncio
 import math
 import queue
 import threading
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ import torch
 from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.environments.starting import UnknownPromptError, start_environment
 from rl_cluster.errors import BadInputError, EpisodeError
+from rl_cluster.rewards.answers import LARGEST_SCORE
+from rl_cluster.rewards.safe_text import error_text, repr_text, traceback_text
 from rl_cluster.trajectory import FinishReason, Prompt
 
 Factory = Callable[[Any], Any]
@@ -104,8 +105,8 @@ class HostedEnvironment:
                     f"{doing} took longer than rollout.environment.timeout_seconds={self._timeout_seconds:g}"
                 )
                 raise EpisodeError("timeout", message, "") from error
-            trace = "".join(traceback.format_exception(error))
-            raise EpisodeError("raised", f"{doing}: {type(error).__name__}: {error}", trace) from None
+            message = f"{doing}: {error_text(error)}"
+            raise EpisodeError("raised", message, traceback_text(error)) from None
 
 
 def _serve(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
@@ -123,7 +124,7 @@ def _settle(
     except BaseException as error:  # noqa: BLE001 — whatever it is, the caller must hear of it
         # A future refuses StopIteration, and SystemExit would end the event loop.
         kept = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        outcome = (None, error if kept else RuntimeError(f"{type(error).__name__}: {error}"))  # type: ignore[assignment]
+        outcome = (None, error if kept else RuntimeError(error_text(error)))  # type: ignore[assignment]
     if not loop.is_closed():
         loop.call_soon_threadsafe(_resolve, future, *outcome)
 
@@ -184,10 +185,11 @@ def _metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _finite(what: str, value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # noqa: BLE001 — an object of the user's own may raise anything
         number = math.nan
-    if not math.isfinite(number):
-        raise EpisodeError("not_finite", f"{what} is {value!r:.60}, not a finite number", "")
+    if not abs(number) <= LARGEST_SCORE:
+        message = f"{what} is {repr_text(value, 60)}, not a finite number of float32"
+        raise EpisodeError("not_finite", message, "")
     return number
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.rewards.answers import LARGEST_SCORE
+from rl_cluster.rewards.safe_text import repr_text
 
 RewardFunction = Callable[..., float]
 """f(prompt, generated, full_text) -> float."""
@@ -57,13 +59,13 @@ def _binds(bind: Callable[[], object]) -> bool:
 
 
 def finite_number(what: str, answer: Any, prompt: str) -> float:
-    """answer as a float; BadInputError if it is None, text, NaN, infinite or more than one number."""
+    """answer as a float; BadInputError if it is None, text, NaN, beyond float32 or more than one number."""
     try:
         value = float(answer) if not isinstance(answer, str | bytes) else math.nan
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # noqa: BLE001 — an object of the user's own may raise anything
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST_SCORE:
         raise BadInputError(
-            f"{what} {answer!r:.60} for the prompt {prompt!r:.60}: a finite number is needed."
+            f"{what} {repr_text(answer, 60)} for the prompt {prompt!r:.60}: a finite number is needed."
         )
     return value

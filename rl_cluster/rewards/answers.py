@@ -111,7 +111,7 @@ def _number(row: Any, sample: int) -> float:
     if not single:
         raise TypeError(f"{value_text(row)} for sample {sample}, not a number")
     try:
-        return float(row)
+        return float(row.detach() if hasattr(row, "detach") else row)
     except OverflowError:
         raise
     except Exception as error:

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from rl_cluster.assembly.together import Together
 from rl_cluster.errors import BadInputError
-from rl_cluster.rewards.calling import resolve
+from rl_cluster.rewards.calling import is_the_functions_own, resolve
 from rl_cluster.rewards.local_scorer import in_thread
+from rl_cluster.rewards.safe_text import error_text, repr_text
 
 Form = Literal["batch", "sample", "texts"]
 Rows = Sequence[Mapping[str, Any]]
@@ -159,9 +160,16 @@ class RewardScorer:
         call = self.call
         if call is None:
             raise BadInputError("reward_fn: there is none to score responses with.")
-        answer = await resolve(await in_thread(lambda: call(prompts, responses, metadata)))
-        if call.form == "sample":
-            answer = [await resolve(one) for one in answer]
+        answer = await in_thread(lambda: call(prompts, responses, metadata))
+        try:
+            answer = await resolve(answer)
+            if call.form == "sample":
+                answer = [await resolve(one) for one in answer]
+        except BaseException as error:
+            if isinstance(error, Exception) or not is_the_functions_own(error):
+                raise
+            # SystemExit and KeyboardInterrupt would end the event loop.
+            raise RuntimeError(error_text(error)) from None
         return checked_rewards(answer, len(rows))
 
 
@@ -180,8 +188,8 @@ def checked_rewards(answer: Any, expected: int) -> list[Any]:
     """answer (a list, array or tensor) as a list of so many entries; BadInputError otherwise."""
     if isinstance(answer, str | bytes | Mapping) or not hasattr(answer, "__len__"):
         raise BadInputError(
-            f"the reward function returned {type(answer).__name__} {answer!r:.60}: a list of {expected} "
-            "numbers is needed, one per response."
+            f"the reward function returned {type(answer).__name__} {repr_text(answer, 60)}: a list of "
+            f"{expected} numbers is needed, one per response."
         )
     if len(answer) != expected:
         raise BadInputError(
