@@ -202,3 +202,20 @@ def test_an_unreadable_lock_holds_until_it_is_silent_for_long(tmp_path, monkeypa
         RunLock.acquire(tmp_path)
     os.utime(tmp_path / LOCK, (1.0, 1.0))
     RunLock.acquire(tmp_path).release()
+
+
+def test_a_lock_that_another_has_renewed_before_the_guard_was_made_is_not_removed(tmp_path, monkeypatch):
+    lock_of_another_machine(tmp_path, run_lock.STALE_SECONDS + 30)
+    genuine = run_lock._create
+
+    def create(path, holder):
+        made = genuine(path, holder)
+        if made and path.name != LOCK:
+            lock_of_another_machine(tmp_path, 0.0)
+        return made
+
+    monkeypatch.setattr(run_lock, "_create", create)
+    with pytest.raises(BadInputError, match="on node7"):
+        RunLock.acquire(tmp_path)
+    assert json.loads((tmp_path / LOCK).read_bytes())["host"] == "node7"
+    assert [entry.name for entry in tmp_path.iterdir()] == [LOCK]
