@@ -20,6 +20,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from actors.engine_spec import EngineSpec
+from rl_cluster.errors import NonFiniteError
 from rl_cluster.trajectory import SamplingSpec
 from rl_cluster.weight_channel import Channel
 from rl_cluster.weight_digest import digest
@@ -115,6 +116,12 @@ def sampled_logprobs(output: CompletionOutput) -> np.ndarray:
     flat: Any = output.logprobs
     logprobs = np.asarray(flat.logprobs, dtype=np.float32)
     assert len(logprobs) == len(output.token_ids)
+    if not np.isfinite(logprobs).all():
+        raise NonFiniteError(
+            f"sampling: {int((~np.isfinite(logprobs)).sum())} of {len(logprobs)} log-probabilities of a "
+            "response are not finite; the weights in the engine are spoilt. Go on from a checkpoint before, "
+            "with a lower optimizer.learning_rate."
+        )
     return logprobs
 
 

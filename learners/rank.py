@@ -6,6 +6,7 @@ on every rank of the group in the same order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +34,17 @@ from learners.weight_groups import WeightMetadata, weight_groups, weight_metadat
 from rl_cluster.algorithms.table import LossStep, PolicyStep, compute_loss
 from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.batch import TokenBatch
-from rl_cluster.errors import BadInputError
+from rl_cluster.errors import BadInputError, NonFiniteError
 from rl_cluster.modeling.load import load_critic, load_policy
+from rl_cluster.modeling.packed import PackedLayout
 from rl_cluster.modeling.policy import CriticModel, PolicyModel
 from rl_cluster.modeling.score_model import ScoreModel, load_score_model
 from rl_cluster.protocols import ForwardOutput, OptimParams, OptimResult
 
 MicroBatches = Sequence[Sequence[int]]
+PROBE_TOKENS = 4
+LARGEST_WEIGHT = 1e18
+"""Squares of larger ones overflow in float32, and a norm then makes 0 of everything, finite and useless."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,8 @@ class LearnerRank:
         rate = params.learning_rate
         if rate is None:
             rate = learning_rate(self.spec.optimizer, self._updates, self.spec.total_steps)
+        if not (math.isfinite(rate) and rate >= 0.0):
+            raise BadInputError(f"learning rate {rate}: must be a finite number of at least 0.")
         max_norm = self.spec.optimizer.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
         outcome = self.engine.step(rate, max_norm, self._values_only)
         self._pending_backwards = 0
@@ -166,7 +173,8 @@ class LearnerRank:
 
     def save(self, folder: Path) -> list[str]:
         """This rank's rank-R.pt; rank 0 also learner.json. Accumulated gradients are not saved. Returns the
-        names of the files."""
+        names of the files. Raises NonFiniteError for weights that are not worth keeping."""
+        self.check_finite()
         write_rank_state(
             folder,
             self.rank,
@@ -188,8 +196,32 @@ class LearnerRank:
             torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
 
     def export(self, folder: Path) -> None:
-        """A Hugging Face folder, or a peft adapter under LoRA; without tokenizer and card."""
+        """A Hugging Face folder, or a peft adapter under LoRA; without tokenizer and card. Raises
+        NonFiniteError."""
+        self.check_finite()
         export_model(self.model, self.weight_groups(), self.engine, folder, writes=self.rank == 0)
+
+    def check_finite(self) -> None:
+        """Raise NonFiniteError where this rank's weights, or what the model makes of a few tokens, are not
+        finite: finite weights of 1e30 are as spoilt as NaN. Collective."""
+        self._set_training(False)
+        with torch.no_grad():
+            outputs = self.engine.forward(*_few_tokens(self.device))
+        logprobs, values = outputs[0], outputs[2]
+        # A token that a model never gives has log-probability −∞.
+        fine = logprobs is None or bool((logprobs < 1.0).all())
+        if not fine or not (values is None or bool(values.isfinite().all())):
+            raise NonFiniteError(
+                "what the model gives for a few tokens is not finite: its weights are spoilt and are not "
+                "saved. Lower optimizer.learning_rate."
+            )
+        for name, parameter in self.model.named_parameters():
+            part = getattr(parameter, "ds_tensor", parameter)  # of a parameter that ZeRO-3 has cut up
+            if part.numel() > 0 and not bool(part.detach().abs().max() <= LARGEST_WEIGHT):
+                raise NonFiniteError(
+                    f"the weights are not finite, or above {LARGEST_WEIGHT:g} ({name}), so they are not "
+                    "saved. Lower optimizer.learning_rate."
+                )
 
     def weight_groups(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """(name, whole tensor) of each layer group in turn; see learners/weight_groups.py. Collective."""
@@ -303,6 +335,12 @@ def _has_dropout(model: nn.Module) -> bool:
 def _dummy(device: torch.device) -> tuple[Any, ...]:
     micro = MicroBatch.of(None, (), device)  # type: ignore[arg-type]
     return micro.tokens, micro.packed, micro.targets, 1.0
+
+
+def _few_tokens(device: torch.device) -> tuple[Any, ...]:
+    """Two ids that every vocabulary has as one sequence, all but its first token drawn."""
+    tokens = torch.arange(PROBE_TOKENS, device=device) % 2
+    return tokens, PackedLayout.of([PROBE_TOKENS], device), torch.arange(1, PROBE_TOKENS, device=device), 1.0
 
 
 def _joined(columns: list[np.ndarray], dtype: Any = np.float32) -> np.ndarray:

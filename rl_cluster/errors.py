@@ -69,3 +69,8 @@ class PipelineError(RLClusterError):
 
 class ResultTimeoutError(DeadlineError, TimeoutError):
     """`future.result(timeout)` gave up waiting; the call itself goes on."""
+
+
+class NonFiniteError(HealthError):
+    """NaN or infinity where a number must be: in logits that are sampled from, in weights that shall be kept,
+    or in so many updates in a row that training has come to nothing."""

@@ -36,6 +36,7 @@ from rl_cluster.loop.fit import FitLoop, FitState, check_same_rows, total_steps,
 from rl_cluster.loop.fit_pass import attach, attached, evaluate, kl_baseline, with_reference
 from rl_cluster.loop.fit_report import Metrics, fit_metrics
 from rl_cluster.loop.hooks import Hooks
+from rl_cluster.loop.stopping import StopRequest, stop_signals
 from rl_cluster.metrics.console import open_console
 from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.model_card import write_fit_card
@@ -182,8 +183,10 @@ class _Run:
                 await learner.load(start.checkpoint / LEARNER)
                 record_start(self.folder, self.config, start.state.step, start.changes)
             state = None if start is None else start.state
-            loop = FitLoop(self.config, learner, sets, self.observer, self.folder.path, state, hooks)
-            last = await loop.run()
+            stop = StopRequest()
+            loop = FitLoop(self.config, learner, sets, self.observer, self.folder.path, state, hooks, stop)
+            with stop_signals(stop):
+                last = await loop.run()
             self.observer.phase("exporting")
             await self._export(learner)
         finally:

@@ -27,6 +27,7 @@ from rl_cluster.loop.loop import TrainingLoop, train_sampling
 from rl_cluster.loop.producer import Scoring
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
+from rl_cluster.loop.stopping import StopRequest
 from rl_cluster.metrics.observer import RunObserver
 from rl_cluster.model_card import write_model_card
 from rl_cluster.protocols import Ref
@@ -58,6 +59,8 @@ class OpenRun:
         self.cluster = cluster
         self.observer = observer
         self._given = given
+        self.stop = StopRequest()
+        """Heeded by `train`, which then raises StopAskedError."""
         self._loop: TrainingLoop | None = None
         self._next_group = FIRST_FREE_GROUP
 
@@ -175,6 +178,7 @@ class OpenRun:
             self.folder.path,
             state,
             self._given.hooks,
+            self.stop,
         )
 
 

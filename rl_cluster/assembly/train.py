@@ -23,6 +23,7 @@ from rl_cluster.data.stream import PromptStream
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
+from rl_cluster.loop.stopping import stop_signals
 from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.modeling.load import check_model_path
 from rl_cluster.rewards.before_start import check_functions
@@ -105,7 +106,8 @@ async def _train(
         if start is not None:
             await run.cluster.load(start.checkpoint)
             record_start(folder, config, start.state.step, start.changes)
-        last = await run.train(prompts, config.run.steps, None if start is None else start.state)
+        with stop_signals(run.stop):
+            last = await run.train(prompts, config.run.steps, None if start is None else start.state)
         observer.phase("exporting")
         await run.export()
         observer.note(ending(folder, last))

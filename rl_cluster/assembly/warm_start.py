@@ -57,7 +57,8 @@ async def imitate(
     learner = await start_learner(config, plan, spec, "supervised")
     try:
         batches = _batches(prompts, tokenizer, supervised, config.run.seed)
-        await run_supervised(learner, batches, _Progress(observer, supervised.steps))
+        progress = _Progress(observer, supervised.steps)
+        await run_supervised(learner, batches, progress, config.health.max_skipped_updates)
         with folder_atomically(target, "model") as partial:
             await learner.export(partial)
             tokenizer.save_pretrained(partial)

@@ -60,9 +60,9 @@ def train_command(
             train(resolved, plan, None if folder is None else used.path, step, force_changes)
         except BadInputError:
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             again = f"train --resume {used.path}"
-            print(f"interrupted; with checkpoints (checkpoint.every) it goes on by: {again}")
+            print(f"interrupted; from its newest checkpoint it goes on by: {again}")
             raise
         except Exception as error:
             raise log_failure(used.log, error) from error

@@ -54,9 +54,9 @@ def fit_command(
         fit(resolved, resume=resume, step=step, force_changes=force_changes)
     except BadInputError:
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         again = f"fit --resume {run_dir_of(resolved)}"
-        print(f"interrupted; with checkpoints (checkpoint.every) it goes on by: {again}")
+        print(f"interrupted; from its newest checkpoint it goes on by: {again}")
         raise
     except Exception as error:
         if not log.parent.is_dir():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rl_cluster.config.base import Config
 
 
 class FitHealthConfig(Config):
     """What every training can suffer from."""
+
+    max_skipped_updates: PositiveInt = 5
+    """End the run after so many updates in a row that were skipped: loss or gradient was not finite."""
 
 
 class HealthConfig(FitHealthConfig):

@@ -160,7 +160,11 @@ class ClusterConfig(Config):
 
 class CheckpointConfig(Config):
     every: NonNegativeInt = 0
-    """Steps between checkpoints; 0: only the final model."""
+    """Steps between checkpoints; 0: by time alone. With 0 here and in `minutes` there are none."""
+    minutes: NonNegativeFloat = 10.0
+    """Write one, too, when the last was so long ago; 0: by steps alone."""
+    exit_seconds: PositiveFloat = 120.0
+    """Longest time that the update under way and a last checkpoint may take after a signal or a failure."""
     keep_last: PositiveInt = 2
     keep_best: bool = True
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from rl_cluster.loop.ledger import Ledger
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.step import StepResult
 from rl_cluster.loop.trajectories import write_trajectories
-from rl_cluster.loop.workers import Workers
+from rl_cluster.loop.workers import Workers, or_failure
 from rl_cluster.protocols import Observer, SampleRow
 from rl_cluster.rewards.shaping import ShapedScores
 
@@ -59,6 +60,22 @@ class Bookkeeping:
         self.wishes = Wishes()
         self.eval_scores: dict[str, float] = {}
 
+    def tell_hooks(self, step: int, metrics: Metrics) -> None:
+        """Of an update; what they wish for stands in `wishes`."""
+        self.wishes = all_wishes([hook.on_step(step, metrics) for hook in self._hooks])
+
+    def saved(self) -> None:
+        """Nobody wishes for a checkpoint any more."""
+        self.wishes = replace(self.wishes, save=False)
+
+    def owes_evaluation(self, step: int, evaluator: Evaluator | None) -> bool:
+        """Before the first step, and where a checkpoint is older than the evaluation of its step."""
+        return evaluator is not None and self._is_evaluation_due(step) and str(step) not in self.eval_scores
+
+    def _is_evaluation_due(self, step: int) -> bool:
+        every = self._config.eval.every
+        return step in (0, self._config.run.steps) or (every > 0 and step % every == 0)
+
     async def after_step(
         self,
         step: int,
@@ -66,32 +83,41 @@ class Bookkeeping:
         trained: Trained,
         ledger: Ledger,
         evaluator: Evaluator | None,
+        failing: asyncio.Task[None] | None = None,
     ) -> Metrics | None:
-        """Everything that is due after the update; returns the evaluation's metrics if there was one."""
+        """Everything that is due after the update; returns the evaluation's metrics if there was one, which
+        ends early when `failing` does."""
         log, metrics = self._config.log, trained.metrics
         last = step == self._config.run.steps
         if log.samples_every and (step % log.samples_every == 0 or last):
             await self._show_samples(step, groups, trained.shaped.raw)
         if log.trajectories:
             await self._write_trajectories(step, groups, trained)
-        self.wishes = all_wishes([hook.on_step(step, metrics) for hook in self._hooks])
         evaluated = None
-        every = self._config.eval.every
-        if last or (every > 0 and step % every == 0) or self.wishes.evaluate:
-            evaluated = await self.evaluate(step, evaluator)
-            metrics |= evaluated
-        if self._workers.health is not None:
-            metrics |= await self._workers.health()
+        try:
+            if self._is_evaluation_due(step) or self.wishes.evaluate:
+                evaluated = await or_failure(self.evaluate(step, evaluator), failing)
+                metrics |= evaluated
+            if self._workers.health is not None:
+                metrics |= await self._workers.health()
+        except BaseException:
+            self._observer.metrics(step, metrics)  # what was measured is not lost with what failed
+            raise
         metrics |= {f"failures/{kind}": float(n) for kind, n in self._workers.scoring.failures.counts.items()}
         metrics |= {f"ledger/{state}": float(count) for state, count in ledger.counts().items()}
-        self.report(step, metrics, len(groups))
+        self._observer.metrics(step, metrics)
         return evaluated
 
     def report(self, step: int, metrics: Metrics, num_groups: int) -> None:
         """Tell the observer, and the user of every alarm. Raises HealthError where one must end the run."""
+        self.examine(step, metrics, num_groups)
+        self._observer.metrics(step, metrics)
+
+    def examine(self, step: int, metrics: Metrics, num_groups: int) -> None:
+        """Tell the user of every alarm. Raises HealthError where one must end the run, after the metrics are
+        with the observer: what comes of such a step is not worth a checkpoint."""
         alarms = self._monitor.check(step, metrics, num_groups)
         metrics["health/alarms"] = float(len(alarms))
-        self._observer.metrics(step, metrics)
         for alarm in alarms:
             _LOG.warning("warning: %s", alarm.message)
         if alarms:
@@ -100,6 +126,7 @@ class Bookkeeping:
                 file.writelines(json.dumps({"step": step, **asdict(alarm)}) + "\n" for alarm in alarms)
         fatal = [alarm.message for alarm in alarms if alarm.fatal]
         if fatal:
+            self._observer.metrics(step, metrics)
             raise HealthError("; ".join(fatal))
 
     async def evaluate(self, step: int, evaluator: Evaluator | None) -> Metrics:

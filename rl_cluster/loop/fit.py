@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -20,7 +21,11 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit_pass import evaluate, kl_baseline
 from rl_cluster.loop.fit_report import Metrics, fit_metrics
 from rl_cluster.loop.hooks import Hooks, Wishes, all_wishes
-from rl_cluster.loop.state import STRICT, Checkpointer, read_state
+from rl_cluster.loop.saving import Saving
+from rl_cluster.loop.skipped import SkippedUpdates
+from rl_cluster.loop.state import STRICT, read_state
+from rl_cluster.loop.stopping import StopRequest, stoppable
+from rl_cluster.loop.workers import or_failure
 from rl_cluster.protocols import BatchLayout, Learner, Observer
 
 
@@ -82,16 +87,19 @@ class FitLoop:
         run_folder: Path,
         resume: FitState | None = None,
         hooks: Sequence[Hooks] = (),
+        stop: StopRequest | None = None,
     ) -> None:
+        """stop: heeded between two updates; `run` then raises StopAskedError."""
         self._config = config
         self._learner = learner
         self._sets = sets
         self._observer = observer
         self._folder = run_folder
         self._hooks = tuple(hooks)
-        self._checkpointer = Checkpointer(
-            run_folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
-        )
+        self._stop = stop or StopRequest()
+        self._saving = Saving(config.checkpoint, run_folder, self._hooks, observer, learner)
+        self._skipped = SkippedUpdates(config.health.max_skipped_updates)
+        self._is_whole = True
         self._per_epoch = steps_per_epoch(config, sets.train.num_examples)
         self._fingerprint = sets.train.fingerprint
         self.last_step = total_steps(config, sets.train.num_examples)
@@ -105,16 +113,29 @@ class FitLoop:
         """Evaluate, train, evaluate. Returns the last evaluation's metrics ({} without held-out rows)."""
         for hook in self._hooks:
             hook.on_begin(self.step, self.last_step, self._folder)
-        last: Metrics = {}
-        if self.step == 0 and self._config.eval.at_start and self._sets.evaluation is not None:
-            last, _ = await self._evaluate()
-            self._observer.metrics(0, last)
-        stop = False
-        while self.step < self.last_step and not stop:
-            stop, evaluated = await self._one_step()
-            last = evaluated or last
+        try:
+            last = await self._run()
+        except BaseException as error:
+            await self._saving.on_the_way_out(error, self._whole_state, self._stop.asked)
+            raise
+        self._skipped.check_end()
         for hook in self._hooks:
             hook.on_end(self.step)
+        return last
+
+    async def _run(self) -> Metrics:
+        """What is waited for, other than an update, ends early when somebody asks to stop."""
+        main = asyncio.current_task()
+        assert main is not None
+        last: Metrics = {}
+        async with stoppable(None, self._stop, self._config.checkpoint.exit_seconds, main) as failing:
+            if self._owes_evaluation():
+                last, _ = await or_failure(self._evaluate(), failing)
+                self._observer.metrics(self.step, last)
+            stop = False
+            while self.step < self.last_step and not stop:
+                stop, evaluated = await self._one_step(failing)
+                last = evaluated or last
         return last
 
     def examples_of(self, step: int) -> list[int]:
@@ -128,9 +149,12 @@ class FitLoop:
             self._order = epoch, permutation(count, "fit epoch", self._config.run.seed, epoch)
         return self._order[1][chosen.start : chosen.stop].tolist()
 
-    async def _one_step(self) -> tuple[bool, Metrics]:
+    async def _one_step(self, failing: asyncio.Task[None]) -> tuple[bool, Metrics]:
+        # In one process an update never lets anybody else have a turn.
+        await or_failure(asyncio.sleep(0), failing)
         start = time.perf_counter()
         self._observer.phase("training")
+        self._is_whole = False
         rows = self._sets.train.select(self.examples_of(self.step))
         metrics = await self._update(rows)
         self.step += 1
@@ -139,14 +163,35 @@ class FitLoop:
         metrics["perf/step_seconds"] = seconds
         metrics["perf/trained_tokens_per_second"] = len(rows.batch.tokens) / seconds
         wishes = all_wishes(hook.on_step(self.step, metrics) for hook in self._hooks)
+        self._is_whole = True
         evaluated: Metrics = {}
-        if self._sets.evaluation is not None and self._evaluation_is_due(wishes):
-            evaluated, more = await self._evaluate()
-            wishes |= more
-        self._observer.metrics(self.step, metrics | evaluated)
-        if self._checkpoint_is_due(wishes):
-            await self._save()
+        try:
+            ends = wishes.stop or self.step == self.last_step
+            saved = await self._save_if(self._saving.is_due(self.step, ends, self._is_sound()) or wishes.save)
+            if self._sets.evaluation is not None and self._evaluation_is_due(wishes):
+                evaluated, more = await or_failure(self._evaluate(), failing)
+                wishes |= more
+                await self._save_if(more.save and not saved)
+        finally:
+            self._observer.metrics(self.step, metrics | evaluated)
+            self._saving.finish(self._scores)
         return wishes.stop, evaluated
+
+    def _is_sound(self) -> bool:
+        return not self._skipped.last_was_skipped
+
+    async def _save_if(self, wanted: bool) -> bool:
+        """After a skipped update nothing is worth saving."""
+        if wanted and self._is_sound():
+            await self._saving.write(self._state())
+            return True
+        return False
+
+    def _state(self) -> FitState:
+        return FitState(self.step, self._fingerprint, dict(self._scores))
+
+    def _whole_state(self) -> FitState | None:
+        return self._state() if self._is_whole and self._is_sound() else None
 
     async def _update(self, rows: FitRows) -> Metrics:
         z0 = await kl_baseline(self._learner, rows)
@@ -155,6 +200,7 @@ class FitLoop:
             batch, BatchLayout.of(batch), range(batch.num_rows), fit_step(self._config.objective, z0)
         )
         result = await self._learner.optim_step()
+        self._skipped.count([result], totals)
         return {
             **fit_metrics(totals, "train"),
             **({"train/kl_baseline": z0} if rows.mismatched is not None else {}),
@@ -168,10 +214,11 @@ class FitLoop:
         ends = wishes.stop or self.step == self.last_step
         return ends or wishes.evaluate or (every > 0 and self.step % every == 0)
 
-    def _checkpoint_is_due(self, wishes: Wishes) -> bool:
-        every = self._config.checkpoint.every
-        ends = wishes.stop or self.step == self.last_step
-        return wishes.save or (every > 0 and (ends or self.step % every == 0))
+    def _owes_evaluation(self) -> bool:
+        """Before the first step, and where a checkpoint is older than the evaluation of its step."""
+        if self._sets.evaluation is None or str(self.step) in self._scores:
+            return False
+        return self._config.eval.at_start if self.step == 0 else self._evaluation_is_due(Wishes())
 
     async def _evaluate(self) -> tuple[Metrics, Wishes]:
         rows = self._sets.evaluation
@@ -184,14 +231,6 @@ class FitLoop:
         assert loss is not None
         self._scores[str(self.step)] = -loss
         return metrics, all_wishes(hook.on_evaluate(self.step, metrics) for hook in self._hooks)
-
-    async def _save(self) -> None:
-        self._observer.phase("saving")
-        state = FitState(self.step, self._fingerprint, dict(self._scores))
-        folder = await self._checkpointer.write(state, self._learner, None)
-        for hook in self._hooks:
-            hook.on_save(self.step, folder)
-        self._checkpointer.finish(self.step, state.scores)
 
     def _restore(self, state: FitState) -> None:
         check_same_rows(state, self._sets)

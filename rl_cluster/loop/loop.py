@@ -20,8 +20,11 @@ from rl_cluster.loop.hooks import Hooks
 from rl_cluster.loop.ledger import Ledger
 from rl_cluster.loop.producer import Producer
 from rl_cluster.loop.report import Metrics, StepClock, step_metrics
-from rl_cluster.loop.state import Checkpointer, LoopState, seal, write_checkpoint
+from rl_cluster.loop.saving import Saving
+from rl_cluster.loop.skipped import SkippedUpdates
+from rl_cluster.loop.state import LoopState, seal, write_checkpoint
 from rl_cluster.loop.step import TrainStep
+from rl_cluster.loop.stopping import StopRequest, stoppable
 from rl_cluster.loop.workers import Turns, Workers, or_failure
 from rl_cluster.protocols import Observer
 from rl_cluster.rewards.shaping import RunningMoments, ShapedScores, shape_scores
@@ -43,8 +46,12 @@ class TrainingLoop:
         run_folder: Path,
         resume: LoopState | None = None,
         hooks: Sequence[Hooks] = (),
+        stop: StopRequest | None = None,
     ) -> None:
+        """stop: heeded between two updates; `run` then raises StopAskedError."""
         self._hooks = tuple(hooks)
+        self._stop = stop or StopRequest()
+        self._is_whole = True
         self._config = config
         self._workers = workers
         self._stream = stream
@@ -53,9 +60,11 @@ class TrainingLoop:
         self._books = Bookkeeping(config, workers, observer, run_folder, self._hooks)
         self._evaluator = evaluator
         self._train_step = TrainStep(config, workers.learner, workers.critic, workers.learner_is_reference)
-        self._checkpointer = Checkpointer(
-            run_folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
+        self._saving = Saving(
+            config.checkpoint, run_folder, self._hooks, observer, workers.learner, workers.critic
         )
+        self._skipped = SkippedUpdates(config.health.max_skipped_updates)
+        self._critic_skipped = SkippedUpdates(config.health.max_skipped_updates, "the critic's update")
         self._kl = kl_controller(config.algorithm.kl)
         self._moments = RunningMoments()
         self._sampling = train_sampling(config)
@@ -73,7 +82,6 @@ class TrainingLoop:
         await self._workers.publisher.publish(self.step)
         for hook in self._hooks:
             hook.on_begin(self.step, last_step, self._folder)
-        last_eval = await self._books.evaluate(0, self._evaluator) if self.step == 0 else {}
         buffer = ExperienceBuffer(
             self.ledger,
             groups_per_step=self._config.batch.prompts_per_step,
@@ -90,16 +98,38 @@ class TrainingLoop:
             buffer=buffer,
             dynamic_sampling=self._config.batch.dynamic_sampling,
         )
+        try:
+            last_eval = await self._run(buffer, producer, last_step)
+        except BaseException as error:
+            await self._saving.on_the_way_out(error, self._whole_state, self._stop.asked)
+            raise
+        self._skipped.check_end()
+        self._critic_skipped.check_end()
+        for hook in self._hooks:
+            hook.on_end(self.step)
+        return last_eval
+
+    async def _run(self, buffer: ExperienceBuffer, producer: Producer, last_step: int) -> Metrics:
+        """The steps. What is waited for, other than an update, ends early when the producer fails or somebody
+        asks to stop; an update then still has checkpoint.exit_seconds."""
+        main = asyncio.current_task()
+        assert main is not None
+        last_eval: Metrics = {}
+        if self._books.owes_evaluation(self.step, self._evaluator):
+            async with stoppable(None, self._stop, self._config.checkpoint.exit_seconds, main) as failing:
+                last_eval = await or_failure(self._books.evaluate(self.step, self._evaluator), failing)
+            if self.step > 0:
+                self._observer.metrics(self.step, dict(last_eval))
         producing = asyncio.create_task(producer.run(), name="producer")
         self._last_done = time.perf_counter()
         try:
-            while self.step < last_step and not self._books.wishes.stop:
-                last_eval = await self._one_step(buffer, producing) or last_eval
+            seconds = self._config.checkpoint.exit_seconds
+            async with stoppable(producing, self._stop, seconds, main) as failing:
+                while self.step < last_step and not self._books.wishes.stop:
+                    last_eval = await self._one_step(buffer, producing, failing) or last_eval
         finally:
             producing.cancel()
             await asyncio.gather(producing, return_exceptions=True)
-        for hook in self._hooks:
-            hook.on_end(self.step)
         return last_eval
 
     async def train_on(self, groups: Sequence[ReadyGroup]) -> Metrics:
@@ -119,16 +149,43 @@ class TrainingLoop:
         seeds = sample_seeds(self._config.run.seed, group_id, self._config.batch.samples_per_prompt)
         return GroupTask(group_id, self._stream.prompt_at(group_id), seeds, self._sampling)
 
-    async def _one_step(self, buffer: ExperienceBuffer, producing: asyncio.Task[None]) -> Metrics | None:
+    async def _one_step(
+        self, buffer: ExperienceBuffer, producing: asyncio.Task[None], failing: asyncio.Task[None]
+    ) -> Metrics | None:
+        """producing: whose failure ends an update, too. failing: that, or a request to stop."""
         start = time.perf_counter()
         self._observer.phase("generating")
-        groups = await or_failure(buffer.take_batch(), producing)
+        groups = await or_failure(buffer.take_batch(), failing)
         trained = await self._learn(groups, time.perf_counter() - start, producing)
         # Opening the next slots first lets generation overlap with all the bookkeeping below.
         await buffer.trained(groups)
-        evaluated = await self._books.after_step(self.step, groups, trained, self.ledger, self._evaluator)
-        await self._checkpoint_if_due()
+        self._books.examine(self.step, trained.metrics, len(groups))
+        self._books.tell_hooks(self.step, trained.metrics)
+        self._is_whole = True
+        try:
+            await self._save_if(self._saving.is_due(self.step, self._ends(), self._is_sound()))
+            evaluated = await self._books.after_step(
+                self.step, groups, trained, self.ledger, self._evaluator, failing
+            )
+            await self._save_if(False)
+        finally:
+            self._saving.finish(self._books.eval_scores)
         return evaluated
+
+    def _ends(self) -> bool:
+        return self.step == self._config.run.steps or self._books.wishes.stop
+
+    def _is_sound(self) -> bool:
+        return not (self._skipped.last_was_skipped or self._critic_skipped.last_was_skipped)
+
+    async def _save_if(self, due: bool) -> None:
+        """Where it is due, or a hook wishes it. After a skipped update nothing is worth saving."""
+        if due or (self._books.wishes.save and self._is_sound()):
+            self._books.saved()
+            await self._saving.write(self.state())
+
+    def _whole_state(self) -> LoopState | None:
+        return self.state() if self._is_whole and self._is_sound() else None
 
     async def _learn(
         self, groups: Sequence[ReadyGroup], wait: float, failing: asyncio.Task[None] | None
@@ -136,15 +193,18 @@ class TrainingLoop:
         """Update, publish, count. wait: seconds until the groups were there. failing: ends the wait early."""
         taken = time.perf_counter()
         self._observer.phase("training")
+        self._is_whole = False
         shaped = self._shape(groups)
         kl_coef = self._kl.coef
         update = self._train_step.run(groups, shaped.scores, kl_coef, self.step + 1)
         result = await or_failure(update, failing)
+        self._skipped.count(result.optim, result.sums)
+        self._critic_skipped.count(result.critic_optim, result.critic_sums)
         trained = time.perf_counter()
         self._observer.phase("publishing")
         published = await or_failure(self._workers.publisher.publish(self.step + 1), failing)
         done = time.perf_counter()
-        if result.stats.kl is not None:
+        if result.stats.kl is not None and np.isfinite(result.stats.kl).all():
             self._kl.update(float(result.stats.kl.mean()), len(shaped.raw))
         self.episode += len(shaped.raw)
         self.step += 1
@@ -173,26 +233,18 @@ class TrainingLoop:
         self._moments = shaped.moments
         return shaped
 
-    async def _checkpoint_if_due(self) -> None:
-        every = self._config.checkpoint.every
-        last = self.step == self._config.run.steps or self._books.wishes.stop
-        if self._books.wishes.save or (every and (last or self.step % every == 0)):
-            await self.save()
-
     async def save(self, folder: Path | None = None) -> Path:
         """A checkpoint of now; folder None: checkpoints/step-N, where the retention rule holds."""
         state, workers = self.state(), self._workers
-        self._observer.phase("saving")
         if folder is None:
-            path = await self._checkpointer.write(state, workers.learner, workers.critic)
-        else:
-            path = await write_checkpoint(folder, state, workers.learner, workers.critic)
+            path = await self._saving.write(state)
+            self._saving.finish(state.scores)
+            return path
+        self._observer.phase("saving")
+        path = await write_checkpoint(folder, state, workers.learner, workers.critic)
         for hook in self._hooks:
             hook.on_save(self.step, path)
-        if folder is None:
-            self._checkpointer.finish(self.step, state.scores)
-        else:
-            seal(path)
+        seal(path)
         return path
 
     def state(self) -> LoopState:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
@@ -189,7 +190,8 @@ async def write_checkpoint(target: Path, state: Snapshot, learner: Learner, crit
         if critic is not None:
             await critic.save(partial / CRITIC)
         (partial / STATE_FILE).write_text(json.dumps({"format": FORMAT, **asdict(state)}))  # type: ignore[call-overload]
-        await asyncio.to_thread(write_manifest, partial)
+        with ThreadPoolExecutor(1) as hashing:  # while it hashes, groups are still handed out
+            await asyncio.get_running_loop().run_in_executor(hashing, write_manifest, partial)
     return target
 
 

@@ -36,6 +36,7 @@ class StepResult:
     sums: dict[str, float]
     critic_sums: dict[str, float]
     optim: tuple[OptimResult, ...]
+    critic_optim: tuple[OptimResult, ...] = ()
     stats_are_behaviours: bool = False
 
 
@@ -98,17 +99,18 @@ class TrainStep:
 
     async def _update(
         self, batch: Ref, layout: BatchLayout, kl_coef: float, step: int
-    ) -> tuple[dict[str, float], dict[str, float], tuple[OptimResult, ...]]:
-        """The sums of the policy's losses, those of a separate critic's, and the policy's updates."""
+    ) -> tuple[dict[str, float], dict[str, float], tuple[OptimResult, ...], tuple[OptimResult, ...]]:
+        """The sums of the policy's losses and of a separate critic's, the policy's updates and its."""
         of_policy, of_critic = self._loss_steps(kl_coef, step)
         sums: dict[str, float] = {}
         critic_sums: dict[str, float] = {}
         optim: list[OptimResult] = []
+        critic_optim: list[OptimResult] = []
         for rows in self._mini_batches(layout.num_rows, step):
             if self._critic is not None:
                 part = await self._critic.forward_backward(batch, layout, rows, of_critic)
                 add_metrics(critic_sums, part | {"updates_sum": 1.0})
-                await self._critic.optim_step()
+                critic_optim.append(await self._critic.optim_step())
                 if not of_policy.train_policy:
                     continue
             part = await self._learner.forward_backward(batch, layout, rows, of_policy)
@@ -116,7 +118,7 @@ class TrainStep:
             optim.append(await self._learner.optim_step())
             if self._has_moved_too_far(part):
                 break
-        return sums, critic_sums, tuple(optim)
+        return sums, critic_sums, tuple(optim), tuple(critic_optim)
 
     def _loss_steps(self, kl_coef: float, step: int) -> tuple[PolicyStep, ValueStep | None]:
         config = self._config

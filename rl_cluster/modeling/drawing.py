@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from rl_cluster.errors import NonFiniteError
+
 NOISE_BITS = 52
 """Of each uniform number: the largest is 1 − 2⁻⁵², so that it times a sum never rounds up to the sum."""
 
@@ -57,4 +59,18 @@ def draw(
 
 def _at(logits_NV: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
     """float32 [N]: as modeling.token_logprobs computes it."""
-    return logits_NV.gather(-1, tokens_N[:, None])[:, 0] - logits_NV.logsumexp(-1)
+    normaliser = logits_NV.logsumexp(-1)
+    require_finite(normaliser)
+    return logits_NV.gather(-1, tokens_N[:, None])[:, 0] - normaliser
+
+
+def require_finite(normaliser: torch.Tensor) -> None:
+    """normaliser: log Σ exp(logits), of any shape, which is finite unless a logit is NaN or +∞, or all of a
+    row are −∞. Raises NonFiniteError."""
+    if not bool(normaliser.isfinite().all()):
+        bad = int((~normaliser.isfinite()).sum())
+        raise NonFiniteError(
+            f"sampling: the model's logits are not finite (NaN or infinity) for {bad} of "
+            f"{normaliser.numel()} sequences; its weights are spoilt. Go on from a checkpoint before, with a "
+            "lower optimizer.learning_rate."
+        )

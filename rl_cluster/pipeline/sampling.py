@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from rl_cluster.errors import PipelineError
-from rl_cluster.modeling.drawing import draw, sample_noise
+from rl_cluster.errors import NonFiniteError, PipelineError
+from rl_cluster.modeling.drawing import draw, require_finite, sample_noise
 from rl_cluster.pipeline.backend import SampleRequest
 from rl_cluster.pipeline.inputs import token_inputs
 from rl_cluster.pipeline.model_call import CausalModel, logits_of
@@ -30,7 +30,7 @@ def generate(
             caches = cache is not None
         else:
             logits = _without_cache(model, [*request.prompt, *tokens], device)
-        _refuse_nan(logits)
+        _refuse_non_finite(logits)
         position = noise[len(tokens)][None]
         drawn, logprob = draw(logits[None], position, request.temperature, request.top_k, request.top_p)
         token = int(drawn)
@@ -42,9 +42,11 @@ def generate(
     return tokens, logprobs
 
 
-def _refuse_nan(logits_V: torch.Tensor) -> None:
-    if bool(logits_V.isnan().any()):
-        raise PipelineError("sample: the model's logits are NaN; its weights are spoilt")
+def _refuse_non_finite(logits_V: torch.Tensor) -> None:
+    try:
+        require_finite(logits_V.to(torch.promote_types(logits_V.dtype, torch.float32)).logsumexp(-1))
+    except NonFiniteError as error:
+        raise PipelineError(f"sample: {error}") from error
 
 
 def _without_cache(model: CausalModel, tokens: list[int], device: torch.device) -> torch.Tensor:

@@ -8,13 +8,14 @@ of all these calls would give.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from rl_cluster.errors import BadInputError
+from rl_cluster.errors import BadInputError, PipelineError
 from rl_cluster.pipeline.backend import Accumulation, CallableLoss, SampleRequest, SavedState, StepRequest
 from rl_cluster.pipeline.inputs import TokenInputs
 from rl_cluster.pipeline.loss_run import LossRun, run_built_in, run_callable
@@ -128,6 +129,7 @@ class TorchBackend:
             if finite:
                 clip_into_copies(optimizer, norm, request.max_grad_norm)
                 optimizer.step()
+                _require_finite_weights(owned_parameters(optimizer), rate)
                 if scheduler is not None:
                     scheduler.step()
         for parameter in [*self.module.parameters(), *owned_parameters(optimizer)]:
@@ -178,3 +180,11 @@ class TorchBackend:
 
     def close(self) -> None:
         return None
+
+
+def _require_finite_weights(parameters: Iterable[torch.Tensor], rate: float) -> None:
+    if not all(bool(parameter.detach().isfinite().all()) for parameter in parameters):
+        raise PipelineError(
+            f"optim_step: the update with learning rate {rate:g} makes weights that are not finite, so it "
+            "was taken back. Lower the learning rate"
+        )

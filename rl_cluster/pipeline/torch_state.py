@@ -35,7 +35,11 @@ class TorchState:
 
 
 def write_torch_state(folder: Path, module: nn.Module, device: torch.device, state: TorchState) -> SavedState:
-    """Fill the folder. Raises CheckpointError for what cannot be written without pickling objects."""
+    """Fill the folder. Raises CheckpointError for what cannot be written without pickling objects, and for
+    weights that are not finite."""
+    for name, parameter in module.named_parameters():
+        if not bool(parameter.detach().isfinite().all()):
+            raise CheckpointError(f"the weights are not finite ({name}); load_state() a saved state")
     save_file(_unique_tensors(module), folder / MODEL, metadata={"format": "pt"})
     optimizer = state.unclaimed
     if state.optimizer is not None:

@@ -212,6 +212,7 @@ def argument_sections(args: TrainingArguments, counts: Counts) -> dict[str, Any]
         },
         "checkpoint": {
             "every": _loop_steps(args.save_strategy.value, args.save_steps, counts),
+            "minutes": 10.0 if args.save_strategy.value in ("steps", "epoch") else 0.0,
             "keep_last": args.save_total_limit or KEEP_ALL,
             "keep_best": True,
         },

@@ -131,7 +131,7 @@ def fit_config(
             cpus_per_worker=settings.cpus_per_worker,
         ),
         eval=FitEvalConfig(every=settings.eval_every),
-        checkpoint=CheckpointConfig(every=settings.save_every),
+        checkpoint=CheckpointConfig(every=settings.save_every, minutes=10.0 if settings.save_every else 0.0),
         log=FitLogConfig(
             tensorboard=settings.report_to == "tensorboard",
             wandb_project="rl_cluster" if settings.report_to == "wandb" else None,

@@ -104,7 +104,7 @@ def ppo_run_config(config: PPOConfig, place: RunPlace) -> RunConfig:
             temperature=config.temperature,
             top_p=config.top_p,
         ),
-        checkpoint=CheckpointConfig(every=config.save_every),
+        checkpoint=CheckpointConfig(every=config.save_every, minutes=10.0 if config.save_every else 0.0),
         log=LogConfig(
             samples_every=0,
             trajectories=False,

@@ -38,6 +38,7 @@ from rl_cluster.loop.checkpoints import (
 from rl_cluster.loop.manifest import MANIFEST
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
+from rl_cluster.loop.stopping import StopRequest, stop_signals
 from rl_cluster.metrics.observer import open_observer
 from rl_cluster.run_claim import START, claim_new, make_room
 from rl_cluster.run_folder import held_run_folder, new_run_folder, run_dir_of, run_has_begun
@@ -146,7 +147,9 @@ class TrainerSession:
     def train(self, prompts: PromptSets, num_steps: int) -> Metrics:
         """So many steps more, those before the checkpoint included; returns the last evaluation's metrics."""
         state, self._state = self._state, None
-        return self.background.call(self.run.train(prompts, self.run.step + num_steps, state))
+        self.run.stop = StopRequest()
+        with stop_signals(self.run.stop):
+            return self.background.call(self.run.train(prompts, self.run.step + num_steps, state))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl so far."""

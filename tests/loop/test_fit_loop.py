@@ -190,7 +190,8 @@ def test_hooks_may_ask_for_evaluation_checkpoint_and_the_end(tmp_path: Path) -> 
     hook = Steering({1: Wishes(evaluate=True), 2: Wishes(save=True), 3: Wishes(stop=True)})
     learner = TableLearner()
     sets = FitSets(make_rows(5), make_rows(2, first=20))
-    run(fit_config(run={"epochs": 4}), tmp_path, learner, sets, hooks=[hook])
+    config = fit_config(run={"epochs": 4}, checkpoint={"minutes": 0})
+    run(config, tmp_path, learner, sets, hooks=[hook])
     assert hook.calls == [
         ("begin", 0, 12),
         ("evaluate", 0),
