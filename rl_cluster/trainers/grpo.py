@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rl_cluster.environments.case_environment import (
@@ -82,6 +83,8 @@ class GRPOTrainer(OnlineTrainer):
         sources, calls = grpo_rewards(
             rewards, args.reward_weights, tokenizer, reward_processing_classes, chats, columns
         )
+        if env is not None:
+            sources = (replace(sources[0], is_environment=True), *sources[1:])
         generation = generation_of(args)
         counts = counts_of(args, len(train), generation)
         longest = max(len(prompt.tokens) for prompt in (*train, *held_out))

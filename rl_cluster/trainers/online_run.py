@@ -29,6 +29,7 @@ from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import plain_metadata
 from rl_cluster.trainers.model_folder import copy_model, model_target
 from rl_cluster.trainers.online_checks import num_parameters
+from rl_cluster.trainers.reward_trial import try_rewards
 from rl_cluster.trainers.rewards_given import RewardSource
 from rl_cluster.trainers.session import (
     TrainerSession,
@@ -207,6 +208,7 @@ class OnlineRun:
 
     def _open(self, config: RunConfig, checkpoint: Path | None) -> TrainerSession:
         scorers = {s.name: s.scorer.score for s in self.parts.rewards if s.scorer is not None}
+        self._try_rewards()
         return TrainerSession(
             config,
             self.parts.tokenizer,
@@ -214,6 +216,12 @@ class OnlineRun:
             Given(scorers=scorers, hooks=(self.hooks,)),
             checkpoint,
         )
+
+    def _try_rewards(self) -> None:
+        for source in self.parts.rewards:
+            if source.scorer is not None and not source.is_environment:
+                try_rewards({source.name: source.scorer.score}, self.parts.train[0])
+                source.scorer.problem = None
 
     def _with_paths(self, resumed: bool) -> RunConfig:
         """Models and prompts that are objects become files in RUN/start, which the configuration names.

@@ -31,6 +31,7 @@ from rl_cluster.trainers.ppo_prompts import plain
 from rl_cluster.trainers.ppo_run_config import RunPlace, ppo_run_config
 from rl_cluster.trainers.ppo_weights import UserModel
 from rl_cluster.trainers.reward_signatures import RewardScorer
+from rl_cluster.trainers.reward_trial import try_rewards
 from rl_cluster.trainers.rewards_given import check_single_label, is_sequence_classifier
 from rl_cluster.trainers.session import TrainerSession, choose_backend, save_prompts, save_start
 from rl_cluster.trajectory import Prompt
@@ -130,6 +131,8 @@ class PPORun:
         scorers = {REWARD: self.scorer}
         if opening.environment is not None or self.reward_model is not None:
             scorers = {}
+        if self.scorer.call is not None:
+            try_rewards(scorers, opening.prompts[0])
         place = replace(
             self._place(opening, backend, self._save_reward_model(run_dir)),
             run_dir=str(run_dir),

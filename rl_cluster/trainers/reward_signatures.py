@@ -184,15 +184,19 @@ class _Item:
         return list(zip(self.prompts, self.responses, self.metadata, strict=True))
 
 
+class WrongAnswerError(BadInputError):
+    """A reward function's answer is no list of one entry per response."""
+
+
 def checked_rewards(answer: Any, expected: int) -> list[Any]:
-    """answer (a list, array or tensor) as a list of so many entries; BadInputError otherwise."""
+    """answer (a list, array or tensor) as a list of so many entries; WrongAnswerError otherwise."""
     if isinstance(answer, str | bytes | Mapping) or not hasattr(answer, "__len__"):
-        raise BadInputError(
+        raise WrongAnswerError(
             f"the reward function returned {type(answer).__name__} {repr_text(answer, 60)}: a list of "
             f"{expected} numbers is needed, one per response."
         )
     if len(answer) != expected:
-        raise BadInputError(
+        raise WrongAnswerError(
             f"the reward function returned {len(answer)} rewards for {expected} responses; return one each."
         )
     return list(answer)

@@ -68,7 +68,8 @@ def _finite(reward: Any, field: str, text: str) -> float:
 @dataclass(frozen=True)
 class RewardSource:
     """One reward. Exactly one of path, module and scorer: a sequence-classification checkpoint by name, such
-    a model as an object (saved at the start, with `tokenizer` or else the policy's), or a function here."""
+    a model as an object (saved at the start, with `tokenizer` or else the policy's), or a function here.
+    is_environment: the score of an environment, whose episodes are counted; it is not tried beforehand."""
 
     name: str
     weight: float = 1.0
@@ -76,6 +77,7 @@ class RewardSource:
     module: Any = None
     tokenizer: Any = None
     scorer: CheckedScorer | None = None
+    is_environment: bool = False
 
     def section(self, saved: str | None = None) -> dict[str, Any]:
         """The scorer's entry of rewards.scorers. saved: where the module lies."""
