@@ -15,9 +15,10 @@ from rl_cluster.data.fit_encode import Example, Tokens
 from rl_cluster.data.pairs import FitRows, FitSets, token_batch
 from rl_cluster.loop.fit import FitState
 from rl_cluster.loop.fit_pass import attach
+from rl_cluster.loop.hooks import Wishes
 from rl_cluster.loop.state import newest_checkpoint
 from rl_cluster.protocols import OptimParams, OptimResult
-from tests.loop.test_fit_loop import TableLearner, fit_config, make_rows, run
+from tests.loop.test_fit_loop import Steering, TableLearner, fit_config, make_rows, run
 
 OBJECTIVES: list[tuple[dict[str, Any], LossStep]] = [
     ({"name": "sft"}, CrossEntropyStep()),
@@ -125,3 +126,13 @@ def test_who_is_compared_with_a_reference_and_with_which() -> None:
     assert not compares_with_reference(DPO(reference_free=True))
     assert reference_model(DPO(reference_model="there")) == "there"
     assert reference_model(KTO(reference_model="here")) == "here"
+
+
+def test_a_fit_leaves_a_checkpoint_at_its_end_whatever_the_interval(tmp_path: Path) -> None:
+    def saved(folder: Path, hooks: list[Steering]) -> list[str]:
+        checkpoint = {"every": 2, "keep_last": 9, "keep_best": False}
+        run(fit_config(run={"steps": 5}, checkpoint=checkpoint), folder, TableLearner(), hooks=hooks)
+        return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+    assert saved(tmp_path / "whole", []) == ["step-2", "step-4", "step-5"]
+    assert saved(tmp_path / "stopped", [Steering({3: Wishes(stop=True)})]) == ["step-2", "step-3"]
