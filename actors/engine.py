@@ -183,8 +183,9 @@ class Engine:
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> np.ndarray:
         """float32 [P - 1]: log-probabilities of tokens[1:] at temperature 1, never from a cache."""
-        output = await self._run(f"probe-{next(self._request_ids)}", tokens, vllm_compat.probe_params())
-        return vllm_compat.prompt_logprobs(output, tokens)
+        prompt = [int(token) for token in tokens]
+        output = await self._run(f"probe-{next(self._request_ids)}", prompt, vllm_compat.probe_params())
+        return vllm_compat.prompt_logprobs(output, prompt)
 
     async def join(self, channel: Channel, rank_offset: int) -> None:
         """Take part in a weight channel; blocks until all its members have come."""
@@ -253,9 +254,10 @@ class Engine:
         """One proof per worker process of what it serves: version, digests by name, stale (what differs)."""
         if self._adapter is None:
             return self._proofs
-        known = self._adapter.lora_int_id in await self._llm.list_loras()
-        digests = vllm_compat.adapter_digests(self._adapter)
-        return [{"version": self.version, "digests": digests, "stale": [] if known else ["the adapter"]}]
+        stale = [] if self._adapter.lora_int_id in await self._llm.list_loras() else ["the adapter"]
+        return [
+            {"version": self.version, "digests": vllm_compat.adapter_digests(self._adapter), "stale": stale}
+        ]
 
     def _forget_old_switches(self) -> None:
         self._switches = [s for s in self._switches if not self._active.isdisjoint(s.num_tokens)]

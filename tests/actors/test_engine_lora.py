@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from actors import vllm_compat
 from actors.engine_spec import EngineSpec
 from actors.rollout_worker import RolloutActor
 from learners.spec import LearnerSpec
@@ -48,6 +49,8 @@ async def test_each_version_of_an_adapter_is_served_and_running_requests_keep_th
         if version:
             await learner.apply(_change, version)
             await actor.set_adapter(version, await sender.adapter(), 60)
+            (proof,) = await engine.loaded()
+            assert proof == {"version": version, "digests": await sender.digests(), "stale": []}
         answers.append(await sender.probe(np.array(PROBE)))
         gaps.append(np.abs(await engine.prompt_logprobs(PROBE) - answers[-1]).max())
         running += [asyncio.ensure_future(engine.generate(PROMPT, s, sampling(100))) for s in range(20)]
@@ -61,4 +64,8 @@ async def test_each_version_of_an_adapter_is_served_and_running_requests_keep_th
     for sample in samples[40:]:
         logprobs = await sender.probe(np.array(PROMPT + sample.tokens.tolist()))
         np.testing.assert_allclose(sample.logprobs, logprobs[len(PROMPT) - 1 :], atol=1e-3)
+    served = engine._adapter
+    engine._adapter = vllm_compat.lora_request("never loaded", 99, served.lora_path)
+    assert (await engine.loaded())[0]["stale"] == ["the adapter"]
+    engine._adapter = served
     learner.close()
