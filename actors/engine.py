@@ -254,10 +254,8 @@ class Engine:
         """One proof per worker process of what it serves: version, digests by name, stale (what differs)."""
         if self._adapter is None:
             return self._proofs
-        stale = [] if self._adapter.lora_int_id in await self._llm.list_loras() else ["the adapter"]
-        return [
-            {"version": self.version, "digests": vllm_compat.adapter_digests(self._adapter), "stale": stale}
-        ]
+        known = self._adapter.lora_int_id in await self._llm.list_loras()
+        return [vllm_compat.adapter_proof(self._adapter, self.version, known)]
 
     def _forget_old_switches(self) -> None:
         self._switches = [s for s in self._switches if not self._active.isdisjoint(s.num_tokens)]

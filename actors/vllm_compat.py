@@ -101,14 +101,16 @@ def lora_request(name: str, adapter_id: int, folder: str) -> LoRARequest:
     return LoRARequest(lora_name=name, lora_int_id=adapter_id, lora_path=folder)
 
 
-def adapter_digests(adapter: LoRARequest) -> dict[str, int]:
-    """Of the tensors in the folder that the engine serves the adapter from, by their names in peft."""
+def adapter_proof(adapter: LoRARequest, version: int, known: bool) -> dict[str, Any]:
+    """As ServedWeights.proof, of the tensors in the folder that the engine serves the adapter from. known:
+    the engine has loaded it."""
     from pathlib import Path
 
     from safetensors.torch import load_file
 
     tensors = load_file(Path(adapter.lora_path) / "adapter_model.safetensors")
-    return {name: digest(tensor) for name, tensor in tensors.items()}
+    digests = {name: digest(tensor) for name, tensor in tensors.items()}
+    return {"version": version, "digests": digests, "stale": [] if known else ["the adapter"]}
 
 
 def sampled_logprobs(output: CompletionOutput) -> np.ndarray:
