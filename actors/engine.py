@@ -28,8 +28,8 @@ from actors.vllm_plugin import OWNER_VARIABLE
 from rl_cluster.errors import DeadlineError, RLClusterError, WeightSyncError, WorkerDiedError
 from rl_cluster.modeling.end_tokens import joined_ids
 from rl_cluster.trajectory import FinishReason, SamplingSpec, is_truncated
-from rl_cluster.weight_channel import Channel
-from rl_cluster.weight_wire import TensorMeta
+from rl_cluster.weights.channel import Channel
+from rl_cluster.weights.wire import TensorMeta
 
 
 @dataclass(frozen=True)

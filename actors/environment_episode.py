@@ -16,7 +16,7 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.trajectory import FinishReason, Prompt, SamplingSpec, Trajectory
 
 if TYPE_CHECKING:  # it imports torch, which the driver does without
-    from rl_cluster.environments.hosting import HostedEnvironment, StepFacts
+    from rl_cluster.environments.playing.hosting import HostedEnvironment, StepFacts
 
 START = -1
 """The turn whose seed the environment's start gets."""

@@ -14,7 +14,7 @@ from actors.transcript import Decoder, Drawn, Generator, Transcript, turn_seed
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:  # it imports torch, which the driver does without
-    from rl_cluster.environments.hosting import EnvironmentPool
+    from rl_cluster.environments.playing.hosting import EnvironmentPool
 
 __all__ = ["Decoder", "Drawn", "Generator", "Transcript", "play", "play_group", "turn_seed"]
 

@@ -26,8 +26,8 @@ from rl_cluster.errors import BadInputError, DeadlineError, WorkerDiedError
 from rl_cluster.protocols import Ref
 from rl_cluster.ray_answers import CONTROL_SECONDS, answer
 from rl_cluster.trajectory import GroupSummary, GroupTask, TrajectoryGroup
-from rl_cluster.weight_channel import Channel
-from rl_cluster.weight_wire import TensorMeta
+from rl_cluster.weights.channel import Channel
+from rl_cluster.weights.wire import TensorMeta
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RolloutActor:
 
         Makes the first environment; BadInputError if that fails.
         """
-        from rl_cluster.environments.hosting import EnvironmentPool
+        from rl_cluster.environments.playing.hosting import EnvironmentPool
 
         environments = EnvironmentPool(load_pickled(factory), self._tokenizer, settings)
         await environments.prepare()

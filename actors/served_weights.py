@@ -1,7 +1,7 @@
 """Inside vLLM's worker: what was handed to the model's loader, and whether the model serves exactly that.
 
 Loading fuses, shards, transposes and (on CPUs) packs tensors into forms that only a product can read. So what
-is served is read back as sums that do not depend on the order (rl_cluster/weight_digest.py), group by group
+is served is read back as sums that do not depend on the order (rl_cluster/weights/digest.py), group by group
 of modules; a packed layer is read by multiplying unit vectors, which gives columns of its weight exactly.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rl_cluster.weight_digest import digest, sum_of_values
+from rl_cluster.weights.digest import digest, sum_of_values
 
 NUM_COLUMNS = 4
 """Columns of a packed layer that are read back, other ones with each version."""

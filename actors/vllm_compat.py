@@ -22,9 +22,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from actors.engine_spec import EngineSpec
 from rl_cluster.errors import NonFiniteError
 from rl_cluster.trajectory import SamplingSpec
-from rl_cluster.weight_channel import Channel
-from rl_cluster.weight_digest import digest
-from rl_cluster.weight_wire import TensorMeta
+from rl_cluster.weights.channel import Channel
+from rl_cluster.weights.digest import digest
+from rl_cluster.weights.wire import TensorMeta
 
 REPORTS_VERSIONS = "weight_versions" in {f.name for f in fields(CompletionOutput)}
 """vLLM 0.32 labels output tokens with the weight version that drew them; 0.26 does not."""

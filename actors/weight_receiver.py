@@ -1,7 +1,7 @@
 """The receiving half of the gloo weight transfer, inside vLLM's worker: buckets in, loaded weights out.
 
 A WeightTransferEngine of vLLM's framework beside its own NCCL and IPC ones. The sending half is
-learners/transfer_gloo.py; the wire format is rl_cluster/weight_wire.py.
+learners/transfer_gloo.py; the wire format is rl_cluster/weights/wire.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rl_cluster.weight_channel import Channel, broadcast, connect_store, gloo_group
-from rl_cluster.weight_wire import TensorMeta, plan_buckets, verify
+from rl_cluster.weights.channel import Channel, broadcast, connect_store, gloo_group
+from rl_cluster.weights.wire import TensorMeta, plan_buckets, verify
 
 
 @dataclass

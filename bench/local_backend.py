@@ -25,16 +25,16 @@ from bench.plain_ppo import PlainPPO
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.run import open_run
 from rl_cluster.assembly.train import load_tokenizer, quieten_libraries, worker_session
-from rl_cluster.config.check import check_config
-from rl_cluster.config.load import parse_config
-from rl_cluster.config.machine import find_machine
-from rl_cluster.config.plan import make_plan
+from rl_cluster.config.checks.run import check_config
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.reading.load import parse_config
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.data.load import load_prompts
 from rl_cluster.loop.hooks import Wishes
 from rl_cluster.metrics.observer import open_observer
 from rl_cluster.modeling.scratch import save_scratch_model
-from rl_cluster.run_folder import create_run_folder
+from rl_cluster.run_folder.folder import create_run_folder
 
 WARM_UP = 3
 STAGES = ("perf/generate_seconds", "perf/reference_seconds", "perf/train_seconds")

@@ -20,8 +20,8 @@ from typing import Any
 
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.modeling.scratch import build_model, build_tokenizer
-from rl_cluster.trainers.ppo import PPOTrainer
-from rl_cluster.trainers.ppo_config import PPOConfig
+from rl_cluster.trainers.ppo.config import PPOConfig
+from rl_cluster.trainers.ppo.trainer import PPOTrainer
 
 SCRATCH = ScratchModel(
     alphabet="0123456789+=",

@@ -18,10 +18,10 @@ from typing import Any
 
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.modeling.scratch import build_model, build_tokenizer
-from rl_cluster.trainers.grpo import GRPOTrainer
-from rl_cluster.trainers.grpo_config import GRPOConfig
-from rl_cluster.trainers.rloo import RLOOTrainer
-from rl_cluster.trainers.rloo_config import RLOOConfig
+from rl_cluster.trainers.grpo.config import GRPOConfig
+from rl_cluster.trainers.grpo.trainer import GRPOTrainer
+from rl_cluster.trainers.rloo.config import RLOOConfig
+from rl_cluster.trainers.rloo.trainer import RLOOTrainer
 
 SCRATCH = ScratchModel(
     alphabet="0123456789+=",

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from rl_cluster.errors import DeadlineError, WeightSyncError
-from rl_cluster.weight_channel import Channel, broadcast, gloo_group
-from rl_cluster.weight_wire import NamedTensors, TensorMeta, fill_buckets, plan_buckets
+from rl_cluster.weights.channel import Channel, broadcast, gloo_group
+from rl_cluster.weights.wire import NamedTensors, TensorMeta, fill_buckets, plan_buckets
 
 
 class GlooSender:

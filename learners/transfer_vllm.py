@@ -19,8 +19,8 @@ from vllm.distributed.weight_transfer.nccl_common import trainer_init
 from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_producer, packed_nccl_broadcast_producer
 
 from rl_cluster.errors import DeadlineError, WeightSyncError
-from rl_cluster.weight_channel import Channel
-from rl_cluster.weight_wire import NamedTensors, TensorMeta
+from rl_cluster.weights.channel import Channel
+from rl_cluster.weights.wire import NamedTensors, TensorMeta
 
 
 class NcclSender:

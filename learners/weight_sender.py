@@ -21,9 +21,9 @@ from learners.rank import LearnerRank
 from learners.transfer_gloo import GlooSender
 from rl_cluster.batch import TokenBatch
 from rl_cluster.errors import WeightSyncError
-from rl_cluster.weight_channel import Channel
-from rl_cluster.weight_digest import digest
-from rl_cluster.weight_wire import TensorMeta
+from rl_cluster.weights.channel import Channel
+from rl_cluster.weights.digest import digest
+from rl_cluster.weights.wire import TensorMeta
 
 _senders: WeakKeyDictionary[LearnerRank, Any] = WeakKeyDictionary()
 """The sending end that a rank of this process holds; dropped with the rank."""

@@ -24,6 +24,6 @@ def run_environment(config: RunConfig, given: Given) -> Factory | None:
             )
         return None
     # Only here: it imports torch.
-    from rl_cluster.environments.for_runs import configured_factory
+    from rl_cluster.environments.playing.for_runs import configured_factory
 
     return configured_factory(settings, given.environment)

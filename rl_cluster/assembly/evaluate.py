@@ -9,7 +9,7 @@ from rl_cluster.assembly.environment import run_environment
 from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import make_evaluator
 from rl_cluster.assembly.train import load_tokenizer, worker_session
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets, load_prompts
 from rl_cluster.errors import BadInputError

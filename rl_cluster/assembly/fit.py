@@ -22,12 +22,12 @@ from rl_cluster.assembly.learner import start_learner
 from rl_cluster.assembly.starts import GoingOn, going_on, record_start, tell
 from rl_cluster.assembly.train import load_tokenizer, quieten_libraries, worker_session
 from rl_cluster.assembly.warm_start import scratch_folder
-from rl_cluster.config.changes import check_last_step
+from rl_cluster.config.checks.fit import check_fit_config
 from rl_cluster.config.fit import FitConfig, RewardObjective
-from rl_cluster.config.fit_check import check_fit_config
-from rl_cluster.config.fit_plan import FitPlan, make_fit_plan
-from rl_cluster.config.load import load_as
-from rl_cluster.config.machine import find_machine
+from rl_cluster.config.planning.fit_plan import FitPlan, make_fit_plan
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.reading.changes import check_last_step
+from rl_cluster.config.reading.load import load_as
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.pairs import FitRows, FitSets, GivenRows, load_fit_data
 from rl_cluster.errors import CheckpointError
@@ -39,9 +39,9 @@ from rl_cluster.loop.hooks import Hooks
 from rl_cluster.loop.stopping import StopRequest, stop_signals
 from rl_cluster.metrics.console import open_console
 from rl_cluster.metrics.observer import RunObserver, open_observer
-from rl_cluster.model_card import write_fit_card
 from rl_cluster.modeling.score_model import merge_adapter
-from rl_cluster.run_folder import (
+from rl_cluster.run_folder.card import write_fit_card
+from rl_cluster.run_folder.folder import (
     RunFolder,
     folder_atomically,
     held_run_folder,

@@ -10,9 +10,9 @@ from learners.spec import LearnerSpec
 from learners.start import start_local_learner, start_ray_learner
 from rl_cluster.algorithms.table import critic_of
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.fit_plan import FitPlan
-from rl_cluster.config.placement import Role
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.fit_plan import FitPlan
+from rl_cluster.config.planning.placement import Role
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.config.run import OptimizerConfig, RunConfig
 
 SLEEP_WHEN_IDLE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}

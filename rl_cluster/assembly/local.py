@@ -19,10 +19,10 @@ from rl_cluster.assembly.cluster import Cluster
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.learner import critic_spec, policy_spec, start_learner
 from rl_cluster.assembly.local_rollout import LocalGenerator, LocalPublisher, LocalReference, LocalRollout
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.config.run import RunConfig
-from rl_cluster.environments.for_runs import configured_factory
-from rl_cluster.environments.hosting import EnvironmentPool
+from rl_cluster.environments.playing.for_runs import configured_factory
+from rl_cluster.environments.playing.hosting import EnvironmentPool
 from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.loop import Workers
 from rl_cluster.loop.producer import Scoring

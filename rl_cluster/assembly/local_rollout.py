@@ -17,7 +17,7 @@ import numpy as np
 from actors.episode import play_group
 from actors.reference_model import ReferenceModel
 from rl_cluster.assembly.together import Together
-from rl_cluster.environments.hosting import EnvironmentPool
+from rl_cluster.environments.playing.hosting import EnvironmentPool
 from rl_cluster.modeling.generate import Drawing, Generation, Request
 from rl_cluster.modeling.policy import PolicyModel
 from rl_cluster.protocols import PublishReport

@@ -7,9 +7,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rl_cluster.config.fit_plan import FitPlan
-from rl_cluster.config.placement import WorkerPlan
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.fit_plan import FitPlan
+from rl_cluster.config.planning.placement import WorkerPlan
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.errors import BadInputError
 
 

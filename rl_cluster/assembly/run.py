@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_cluster.assembly.cluster import Cluster
 from rl_cluster.assembly.given import Given
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.data.randomness import sample_seeds
@@ -29,9 +29,9 @@ from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
 from rl_cluster.loop.stopping import StopRequest
 from rl_cluster.metrics.observer import RunObserver
-from rl_cluster.model_card import write_model_card
 from rl_cluster.protocols import Ref
-from rl_cluster.run_folder import RunFolder, folder_atomically, write_atomically
+from rl_cluster.run_folder.card import write_model_card
+from rl_cluster.run_folder.folder import RunFolder, folder_atomically, write_atomically
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, Scores, TrajectoryGroup
 
 FIRST_FREE_GROUP = 2**30

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import ray
 
-from rl_cluster.config.fit_plan import FitPlan
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.fit_plan import FitPlan
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.errors import BadInputError, DeadlineError
 
 CONNECT_SECONDS = 60.0

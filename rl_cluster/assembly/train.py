@@ -14,8 +14,8 @@ from rl_cluster.assembly.run import open_run
 from rl_cluster.assembly.starts import GoingOn, point_to_go_on, record_start, tell
 from rl_cluster.assembly.warm_start import imitate, scratch_folder
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.fit_plan import FitPlan
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.fit_plan import FitPlan
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.demonstrations import demonstrations
 from rl_cluster.data.load import PromptSets, load_prompts
@@ -28,7 +28,7 @@ from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.modeling.load import check_model_path
 from rl_cluster.rewards.before_start import check_functions
 from rl_cluster.rewards.loading import check_metadata
-from rl_cluster.run_folder import RunFolder, run_dir_of
+from rl_cluster.run_folder.folder import RunFolder, run_dir_of
 
 
 def train(

@@ -9,7 +9,7 @@ from typing import Any
 from rl_cluster.assembly.learner import learner_spec, start_learner
 from rl_cluster.batch import TokenBatch
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.config.run import OptimizerConfig, RunConfig, SupervisedConfig
 from rl_cluster.data.demonstrations import demonstrations
 from rl_cluster.data.randomness import hash_bits, permutation
@@ -17,7 +17,7 @@ from rl_cluster.loop.supervised import run_supervised
 from rl_cluster.metrics.observer import RunObserver
 from rl_cluster.modeling.scratch import save_scratch_model
 from rl_cluster.protocols import OptimResult
-from rl_cluster.run_folder import RunFolder, folder_atomically
+from rl_cluster.run_folder.folder import RunFolder, folder_atomically
 from rl_cluster.trajectory import Prompt
 
 REPORT_EVERY = 50

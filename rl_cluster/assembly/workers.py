@@ -23,7 +23,7 @@ from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.learner import critic_spec, policy_spec, start_learner
 from rl_cluster.assembly.placement import Nodes
 from rl_cluster.config.environment import EnvironmentConfig
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.plan import Plan
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import DeadlineError
 from rl_cluster.loop.dispatch import RolloutPool

@@ -11,13 +11,13 @@ from rl_cluster.assembly.starts import point_to_go_on
 from rl_cluster.cli.describe import describe_plan
 from rl_cluster.cli.failures import log_failure
 from rl_cluster.cli.resumed import check_resume_options, resumed_config
-from rl_cluster.config.check import check_config
-from rl_cluster.config.load import load_config
-from rl_cluster.config.machine import find_machine
-from rl_cluster.config.plan import Plan, make_plan
+from rl_cluster.config.checks.run import check_config
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.planning.plan import Plan, make_plan
+from rl_cluster.config.reading.load import load_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.run_folder import (
+from rl_cluster.run_folder.folder import (
     check_unused,
     held_run_folder,
     new_run_folder,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.fit_plan import FitPlan
-from rl_cluster.config.load import dump_config
-from rl_cluster.config.machine import GIB
-from rl_cluster.config.memory import Memory, kv_cache_tokens
-from rl_cluster.config.placement import WorkerPlan
-from rl_cluster.config.plan import Plan
+from rl_cluster.config.planning.fit_plan import FitPlan
+from rl_cluster.config.planning.machine import GIB
+from rl_cluster.config.planning.memory import Memory, kv_cache_tokens
+from rl_cluster.config.planning.placement import WorkerPlan
+from rl_cluster.config.planning.plan import Plan
+from rl_cluster.config.reading.load import dump_config
 from rl_cluster.config.run import RunConfig, importance_cap
 
 
@@ -119,7 +119,7 @@ def _memory(config: RunConfig, plan: Plan) -> str:
         kv_bytes = dict(engine.parts)["KV cache"]
         tokens = kv_cache_tokens(plan.shape, config.model.dtype, kv_bytes)
         lines.append(f"the KV cache of an engine holds about {tokens:,} tokens")
-    lines.append("formulas: rl_cluster/config/memory.py")
+    lines.append("formulas: rl_cluster/config/planning/memory.py")
     return "\n".join(lines)
 
 

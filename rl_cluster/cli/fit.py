@@ -11,14 +11,14 @@ from rl_cluster.assembly.starts import going_on
 from rl_cluster.cli.describe import describe_fit_plan
 from rl_cluster.cli.failures import log_failure
 from rl_cluster.cli.resumed import check_resume_options, resumed_config
+from rl_cluster.config.checks.fit import check_fit_config
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.fit_check import check_fit_config
-from rl_cluster.config.fit_plan import make_fit_plan
-from rl_cluster.config.load import load_as
-from rl_cluster.config.machine import find_machine
+from rl_cluster.config.planning.fit_plan import make_fit_plan
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.reading.load import load_as
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit import FitState
-from rl_cluster.run_folder import check_unused, open_run_folder, resolve_run_dir, run_dir_of
+from rl_cluster.run_folder.folder import check_unused, open_run_folder, resolve_run_dir, run_dir_of
 
 
 def fit_command(

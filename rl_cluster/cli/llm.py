@@ -50,7 +50,7 @@ def run_dir(flags: Flags, now: datetime | None = None) -> Path:
 
 def _check_flags(flags: Flags) -> None:
     """Is the trainer known, and does every given flag act for it?"""
-    from rl_cluster.config.problems import nearest
+    from rl_cluster.config.reading.problems import nearest
 
     if flags.trainer not in TRAINERS:
         close = nearest(flags.trainer, TRAINERS)
@@ -79,7 +79,7 @@ def _start(flags: Flags, overrides: Sequence[str], folder: Path) -> None:
     from rl_cluster.cli import llm_fit, llm_run
     from rl_cluster.cli.llm_nested import with_flags
     from rl_cluster.cli.llm_start import start_fit, start_run
-    from rl_cluster.run_claim import preparing
+    from rl_cluster.run_folder.claim import preparing
 
     names = llm_fit.FIT_NAMES if flags.trainer in FIT else llm_run.RUN_NAMES
     names = {name: path for name, path in names.items() if flags.trainer in ACTS_FOR[name]}

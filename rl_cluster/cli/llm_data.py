@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_cluster.errors import BadInputError
-from rl_cluster.json_lines import parse_object, split_lines
-from rl_cluster.run_claim import make_room
+from rl_cluster.files.json_lines import parse_object, split_lines
+from rl_cluster.run_folder.claim import make_room
 
 SOURCES = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 

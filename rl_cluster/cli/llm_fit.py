@@ -11,7 +11,7 @@ from rl_cluster.cli.llm_flags import Flags, flag_name
 from rl_cluster.cli.llm_labels import has_labels_only, pairs_from_labels
 from rl_cluster.cli.llm_nested import COMMON_NAMES, backend_of, common, from_table, model_folder, nested
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import apply_override, parse_as
+from rl_cluster.config.reading.load import apply_override, parse_as
 from rl_cluster.errors import BadInputError
 
 OBJECTIVE = {

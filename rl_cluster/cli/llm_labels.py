@@ -14,7 +14,7 @@ from rl_cluster.cli.llm_flags import Flags
 from rl_cluster.config.data import FileSource
 from rl_cluster.data.readers import read_file
 from rl_cluster.errors import BadInputError
-from rl_cluster.run_claim import make_room
+from rl_cluster.run_folder.claim import make_room
 
 
 def has_labels_only(flags: Flags, file: DataFile) -> bool:

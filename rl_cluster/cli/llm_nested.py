@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_cluster.cli.llm_flags import Flags, flag_name
-from rl_cluster.config.backend import choose_backend
-from rl_cluster.config.model_shape import find_shape
+from rl_cluster.config.planning.backend import choose_backend
+from rl_cluster.config.planning.model_shape import find_shape
 from rl_cluster.config.run import ModelConfig
 
 

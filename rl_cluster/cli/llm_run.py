@@ -14,10 +14,10 @@ from rl_cluster.cli.llm_data import DataFile, find_data, require_column
 from rl_cluster.cli.llm_flags import Flags
 from rl_cluster.cli.llm_nested import COMMON_NAMES, backend_of, common, from_table, model_folder, nested
 from rl_cluster.config.algorithm import GRPO, PPO, RLOO
-from rl_cluster.config.load import apply_override, parse_config
+from rl_cluster.config.reading.load import apply_override, parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.run_claim import make_room
+from rl_cluster.run_folder.claim import make_room
 
 RUN = {
     "max_prompt_length": "data.max_prompt_tokens",
@@ -121,7 +121,7 @@ def _loss(flags: Flags) -> dict[str, Any]:
     kind = flags.rl_loss_type
     if kind is None:
         return {}
-    from rl_cluster.trainers.grpo_run_config import LOSS_TYPES
+    from rl_cluster.trainers.grpo.run_config import LOSS_TYPES
 
     if kind not in LOSS_TYPES:
         raise BadInputError(f"--rl-loss-type {kind}: must be one of {', '.join(LOSS_TYPES)}.")
@@ -192,10 +192,10 @@ def _environment(flags: Flags, model: str, file: DataFile, column: str) -> dict[
         "prompt_column": column,
     }
     from rl_cluster.assembly.train import load_tokenizer
-    from rl_cluster.environments.by_name import make_environment
+    from rl_cluster.environments.playing.by_name import make_environment
 
     make_environment(load_tokenizer(model, bool(flags.trust_remote_code)), **options)
-    return {"function": "rl_cluster.environments.by_name:make_environment", "options": options}
+    return {"function": "rl_cluster.environments.playing.by_name:make_environment", "options": options}
 
 
 def _case_prompts(flags: Flags, model: str, workspace: Path) -> Prompts:
@@ -207,8 +207,8 @@ def _case_prompts(flags: Flags, model: str, workspace: Path) -> Prompts:
                 "brings its own prompts and rewards. Leave one of the two out."
             )
     from rl_cluster.assembly.train import load_tokenizer
-    from rl_cluster.environments.case_environment import load_case_environment
-    from rl_cluster.environments.for_runs import case_run
+    from rl_cluster.environments.playing.case_environment import load_case_environment
+    from rl_cluster.environments.playing.for_runs import case_run
 
     # As `python -m` does: modules next to the user are importable, after everything installed.
     if str(Path.cwd()) not in sys.path:
@@ -222,7 +222,7 @@ def _case_prompts(flags: Flags, model: str, workspace: Path) -> Prompts:
     named = {"module": flags.rl_env_module, "class_name": flags.rl_env_class, "tokenizer": model}
     scorer = {
         "kind": "function",
-        "function": "rl_cluster.environments.by_name:score_cases",
+        "function": "rl_cluster.environments.playing.by_name:score_cases",
         "name": flags.rl_env_class,
         "options": named,
     }

@@ -11,16 +11,16 @@ from rl_cluster.cli.commands import train_command
 from rl_cluster.cli.describe import describe_fit_plan, describe_plan
 from rl_cluster.cli.failures import log_failure
 from rl_cluster.cli.fit import fit_command
-from rl_cluster.config.check import check_config
+from rl_cluster.config.checks.fit import check_fit_config
+from rl_cluster.config.checks.run import check_config
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.fit_check import check_fit_config
-from rl_cluster.config.fit_plan import make_fit_plan
-from rl_cluster.config.machine import find_machine
-from rl_cluster.config.plan import make_plan
+from rl_cluster.config.planning.fit_plan import make_fit_plan
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.reading.yaml_text import parse_yaml
 from rl_cluster.config.run import RunConfig
-from rl_cluster.config.yaml_text import parse_yaml
 from rl_cluster.errors import BadInputError
-from rl_cluster.run_folder import RunFolder, new_run_folder, open_run_folder, run_dir_of
+from rl_cluster.run_folder.folder import RunFolder, new_run_folder, open_run_folder, run_dir_of
 
 
 def start_run(config: RunConfig, dry_run: bool) -> None:

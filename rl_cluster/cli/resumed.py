@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rl_cluster.config.changes import check_override_words
 from rl_cluster.config.fit import FitConfig
+from rl_cluster.config.reading.changes import check_override_words
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.run_folder import RunFolder, open_run_folder
+from rl_cluster.run_folder.folder import RunFolder, open_run_folder
 
 AnyConfig = TypeVar("AnyConfig", RunConfig, FitConfig)
 

@@ -10,7 +10,7 @@ from typing import Any
 from rl_cluster.config.data import FileSource
 from rl_cluster.data.rows import BadRow, RawRows, Row
 from rl_cluster.errors import BadInputError
-from rl_cluster.json_lines import BadLine, parse_object, split_lines
+from rl_cluster.files.json_lines import BadLine, parse_object, split_lines
 
 
 def read_file(source: FileSource, path: str, field: str) -> RawRows:

@@ -1,7 +1,7 @@
 """Environments that a policy plays in: free text, several objectives, preferences, mathematics, code."""
 
-from rl_cluster.environments.batch_rewards import create_env_aware_reward_fn, environment_scorer
-from rl_cluster.environments.case_environment import (
+from rl_cluster.environments.playing.batch_rewards import create_env_aware_reward_fn, environment_scorer
+from rl_cluster.environments.playing.case_environment import (
     Case,
     CaseEnvironment,
     CaseSettings,
@@ -11,18 +11,18 @@ from rl_cluster.environments.case_environment import (
     load_case_environment,
     read_cases,
 )
-from rl_cluster.environments.code_env import create_code_generation_env
-from rl_cluster.environments.code_problems import CodeProblem, CodeTest
-from rl_cluster.environments.code_runner import CodeLimits
-from rl_cluster.environments.episode import Observation, RLEnvironment, StepResult, Trajectory
-from rl_cluster.environments.for_runs import CaseRun, case_run, environment_factory, prompts_of
-from rl_cluster.environments.from_config import create_rl_environment
-from rl_cluster.environments.math_env import create_math_problem_env
-from rl_cluster.environments.math_problems import MathProblem, make_math_problems
-from rl_cluster.environments.multi_objective import MultiObjectiveRewardEnv
-from rl_cluster.environments.play import model_player, play_episode
-from rl_cluster.environments.preference import PreferenceComparisonEnv
-from rl_cluster.environments.text_generation import TextGenerationEnv
+from rl_cluster.environments.playing.episode import Observation, RLEnvironment, StepResult, Trajectory
+from rl_cluster.environments.playing.for_runs import CaseRun, case_run, environment_factory, prompts_of
+from rl_cluster.environments.playing.from_config import create_rl_environment
+from rl_cluster.environments.playing.play import model_player, play_episode
+from rl_cluster.environments.ready.code_env import create_code_generation_env
+from rl_cluster.environments.ready.code_problems import CodeProblem, CodeTest
+from rl_cluster.environments.ready.code_runner import CodeLimits
+from rl_cluster.environments.ready.math_env import create_math_problem_env
+from rl_cluster.environments.ready.math_problems import MathProblem, make_math_problems
+from rl_cluster.environments.ready.multi_objective import MultiObjectiveRewardEnv
+from rl_cluster.environments.ready.preference import PreferenceComparisonEnv
+from rl_cluster.environments.ready.text_generation import TextGenerationEnv
 
 __all__ = [
     "Observation",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rl_cluster.checks import check_number
-from rl_cluster.environments.text_scores import text_scores
+from rl_cluster.environments.playing.text_scores import text_scores
 from rl_cluster.judge.verdicts import Judge
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from rl_cluster.atomic_files import write_atomically
-from rl_cluster.own_folders import MARKER, files_in
+from rl_cluster.files.atomic import write_atomically
+from rl_cluster.files.own_folders import MARKER, files_in
 
 MANIFEST = "manifest.json"
 HASHING_THREADS = 4

@@ -16,8 +16,8 @@ import numpy as np
 
 from rl_cluster.errors import DeadlineError, WeightSyncError, WorkerDiedError
 from rl_cluster.protocols import PublishReport
-from rl_cluster.weight_channel import Channel
-from rl_cluster.weight_wire import TensorMeta
+from rl_cluster.weights.channel import Channel
+from rl_cluster.weights.wire import TensorMeta
 
 PROBE_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.15}
 """Largest allowed mean |engine − learner| log-probability of the probe, by the engine's dtype; nats."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_cluster.errors import BadInputError
-from rl_cluster.run_folder import RunFolder
+from rl_cluster.run_folder.folder import RunFolder
 
 Points = tuple[list[float], list[float]]
 

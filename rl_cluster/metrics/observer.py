@@ -11,7 +11,7 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.metrics.console import AnyConsole, open_console
 from rl_cluster.metrics.sink import Sink, open_sinks
 from rl_cluster.protocols import SampleRow
-from rl_cluster.run_folder import RunFolder
+from rl_cluster.run_folder.folder import RunFolder
 
 
 class RunObserver:

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rl_cluster.atomic_files import write_atomically
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError, CheckpointError
-from rl_cluster.json_lines import read_steps
+from rl_cluster.files.atomic import write_atomically
+from rl_cluster.files.json_lines import read_steps
 from rl_cluster.protocols import SampleRow
-from rl_cluster.run_claim import claim_of
-from rl_cluster.run_folder import RunFolder
+from rl_cluster.run_folder.claim import claim_of
+from rl_cluster.run_folder.folder import RunFolder
 
 Metrics = Mapping[str, float | None]
 
@@ -144,7 +144,7 @@ def _cell(text: str) -> str:
 
 
 class WeightsAndBiases:
-    """The optional package wandb; config/check.py has made sure that it is installed.
+    """The optional package wandb; config/checks/run.py has made sure that it is installed.
 
     Its own variables hold, such as WANDB_MODE=offline. Raises BadInputError where it cannot start.
     """

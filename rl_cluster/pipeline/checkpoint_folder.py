@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl_cluster.atomic_files import recover_folder, replace_folder
 from rl_cluster.errors import BadInputError, CheckpointError
-from rl_cluster.own_folders import check_replaceable
+from rl_cluster.files.atomic import recover_folder, replace_folder
+from rl_cluster.files.own_folders import check_replaceable
 
 ROOT = "checkpoints"
 KIND = "pipeline state"

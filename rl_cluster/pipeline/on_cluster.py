@@ -11,14 +11,14 @@ from torch import nn
 
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.train import load_tokenizer
-from rl_cluster.config.load import apply_override, parse_config
+from rl_cluster.config.reading.load import apply_override, parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import load_prompts
 from rl_cluster.errors import BadInputError
 from rl_cluster.pipeline.client import AsyncTrainingClient
 from rl_cluster.pipeline.learner_backend import LearnerBackend
-from rl_cluster.run_claim import preparing
-from rl_cluster.run_folder import resolve_run_dir, run_dir_of
+from rl_cluster.run_folder.claim import preparing
+from rl_cluster.run_folder.folder import resolve_run_dir, run_dir_of
 from rl_cluster.trainers.session import TrainerSession, save_prompts, save_start
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from rl_cluster.atomic_files import folder_atomically
 from rl_cluster.errors import BadInputError
-from rl_cluster.own_folders import folder_to_write
+from rl_cluster.files.atomic import folder_atomically
+from rl_cluster.files.own_folders import folder_to_write
 from rl_cluster.reward_models.folder import plain_trunk
 from rl_cluster.reward_models.reward_model import RewardModel, evaluating
 

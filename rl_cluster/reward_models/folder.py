@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
-from rl_cluster.atomic_files import recover_folder, replace_folder
 from rl_cluster.errors import BadInputError, CheckpointError
-from rl_cluster.own_folders import folder_to_write
+from rl_cluster.files.atomic import recover_folder, replace_folder
+from rl_cluster.files.own_folders import folder_to_write
 from rl_cluster.reward_models.base import UNUSED
 from rl_cluster.reward_models.config import RewardModelConfig
 from rl_cluster.reward_models.multi_objective import MultiObjectiveRewardModel

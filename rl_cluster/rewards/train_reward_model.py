@@ -20,14 +20,14 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import Qwen2ForSequenceClassification
 
-from rl_cluster.atomic_files import folder_atomically
 from rl_cluster.config.data import AdditionSource
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.data.addition import make_addition
 from rl_cluster.data.demonstrations import wrong_answer
 from rl_cluster.data.rows import Row
+from rl_cluster.files.atomic import folder_atomically
+from rl_cluster.files.own_folders import folder_to_write
 from rl_cluster.modeling.scratch import EOS, build_model, build_tokenizer
-from rl_cluster.own_folders import folder_to_write
 
 CENTRE = 0.001
 """Weight of the mean squared score in the loss."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers.training_args import TrainingArguments
 
-from rl_cluster.config.load import apply_override, parse_config
+from rl_cluster.config.reading.load import apply_override, parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.callbacks import EVALUATION_METRICS, is_evaluation_metric

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_cluster.atomic_files import folder_atomically, sync_tree
 from rl_cluster.errors import BadInputError, CheckpointError
-from rl_cluster.own_folders import MARKER, check_replaceable, files_in, note_files, path_to_write
+from rl_cluster.files.atomic import folder_atomically, sync_tree
+from rl_cluster.files.own_folders import MARKER, check_replaceable, files_in, note_files, path_to_write
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl_cluster.assembly.train import load_tokenizer
-from rl_cluster.config.model_shape import find_shape
+from rl_cluster.config.planning.model_shape import find_shape
 from rl_cluster.config.run import ModelConfig
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.errors import BadInputError

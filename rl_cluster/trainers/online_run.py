@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from rl_cluster.assembly.given import Given
-from rl_cluster.config.backend import choose_backend
-from rl_cluster.config.load import parse_config
+from rl_cluster.config.planning.backend import choose_backend
+from rl_cluster.config.reading.load import parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError, ScorerError
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import TRAINER_FILE, newest_checkpoint
-from rl_cluster.run_claim import preparing
-from rl_cluster.run_folder import open_run_folder
-from rl_cluster.run_overwrite import check_overwritable
+from rl_cluster.run_folder.claim import preparing
+from rl_cluster.run_folder.folder import open_run_folder
+from rl_cluster.run_folder.overwrite import check_overwritable
 from rl_cluster.trainers.arguments import read_settings
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import plain_metadata

@@ -9,7 +9,7 @@ from typing import Any, Self
 from transformers.trainer_utils import TrainOutput
 
 from rl_cluster.errors import BadInputError
-from rl_cluster.model_card import write_trainer_card
+from rl_cluster.run_folder.card import write_trainer_card
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import read_prompts
 from rl_cluster.trainers.online_run import OnlineRun

@@ -15,18 +15,18 @@ from rl_cluster.assembly.given import Given, check_given
 from rl_cluster.assembly.run import OpenRun, open_run
 from rl_cluster.assembly.starts import record_start
 from rl_cluster.assembly.train import quieten_libraries, worker_session
-from rl_cluster.atomic_files import recover_folder, recover_folders_in
-from rl_cluster.config.backend import BackendChoice as BackendChoice
-from rl_cluster.config.backend import choose_backend as choose_backend
-from rl_cluster.config.changes import changes, check_last_step
-from rl_cluster.config.changes import check_same_settings as check_same_settings
-from rl_cluster.config.check import check_config
-from rl_cluster.config.load import load_config
-from rl_cluster.config.machine import find_machine
-from rl_cluster.config.plan import make_plan
+from rl_cluster.config.checks.run import check_config
+from rl_cluster.config.planning.backend import BackendChoice as BackendChoice
+from rl_cluster.config.planning.backend import choose_backend as choose_backend
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.reading.changes import changes, check_last_step
+from rl_cluster.config.reading.changes import check_same_settings as check_same_settings
+from rl_cluster.config.reading.load import load_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
+from rl_cluster.files.atomic import recover_folder, recover_folders_in
 from rl_cluster.loop.checkpoints import (
     STATE_FILE,
     checkpoint_steps,
@@ -40,8 +40,8 @@ from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
 from rl_cluster.loop.stopping import StopRequest, stop_signals
 from rl_cluster.metrics.observer import open_observer
-from rl_cluster.run_claim import START, claim_new, make_room
-from rl_cluster.run_folder import held_run_folder, new_run_folder, run_dir_of, run_has_begun
+from rl_cluster.run_folder.claim import START, claim_new, make_room
+from rl_cluster.run_folder.folder import held_run_folder, new_run_folder, run_dir_of, run_has_begun
 from rl_cluster.trainers.background import BackgroundLoop
 from rl_cluster.trajectory import Prompt
 

@@ -8,8 +8,8 @@ import torch
 
 from learners.transfer_gloo import GlooSender
 from rl_cluster.trajectory import SamplingSpec
-from rl_cluster.weight_channel import Channel
-from rl_cluster.weight_wire import TensorMeta
+from rl_cluster.weights.channel import Channel
+from rl_cluster.weights.wire import TensorMeta
 
 PROMPT = [5, 13, 7, 17]
 

@@ -7,8 +7,8 @@ import pytest_asyncio
 from actors.episode import play, play_group
 from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.environments import Observation, RLEnvironment, StepResult, TextGenerationEnv
-from rl_cluster.environments.for_runs import environment_factory
-from rl_cluster.environments.hosting import EnvironmentPool
+from rl_cluster.environments.playing.for_runs import environment_factory
+from rl_cluster.environments.playing.hosting import EnvironmentPool
 from rl_cluster.trajectory import GroupTask, Prompt
 from tests.actors.publishing import PROMPT, sampling, transformers_logprobs
 

@@ -11,7 +11,7 @@ from actors.episode import play_group
 from actors.transcript import turn_seed
 from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.environments import Observation, RLEnvironment, StepResult
-from rl_cluster.environments.hosting import EnvironmentPool
+from rl_cluster.environments.playing.hosting import EnvironmentPool
 from rl_cluster.errors import BadInputError, EpisodeError
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec
 

@@ -99,7 +99,7 @@ def serves_a_layer_of_the_version_before(worker):
 
 
 def swaps_tensors_of_equal_shape(worker):
-    from rl_cluster.weight_wire import Bucket
+    from rl_cluster.weights.wire import Bucket
 
     Bucket.honest = Bucket.views
 
@@ -112,7 +112,7 @@ def swaps_tensors_of_equal_shape(worker):
 
 
 def changes_one_bit_after_the_checksum(worker):
-    from rl_cluster.weight_wire import Bucket
+    from rl_cluster.weights.wire import Bucket
 
     Bucket.honest = Bucket.views
 
@@ -124,7 +124,7 @@ def changes_one_bit_after_the_checksum(worker):
 
 
 def heal(worker):
-    from rl_cluster.weight_wire import Bucket
+    from rl_cluster.weights.wire import Bucket
 
     for owner, name in ((type(worker.model_runner.get_model()), "load_weights"), (Bucket, "views")):
         if "honest" in vars(owner):

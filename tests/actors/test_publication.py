@@ -110,7 +110,7 @@ async def test_a_damaged_bucket_is_refused_and_a_complete_update_heals(
     engine, publishing, policy, monkeypatch
 ):
     await publishing.publish(policy, 11)
-    import rl_cluster.weight_wire as wire
+    import rl_cluster.weights.wire as wire
 
     seal = wire.seal
 
@@ -167,7 +167,7 @@ async def test_a_sender_that_stops_in_the_middle_leaves_a_refusing_engine_that_c
 
 
 async def test_a_receiver_that_never_comes_is_a_deadline_error_for_the_sender(publishing, policy):
-    from rl_cluster.weight_channel import Channel
+    from rl_cluster.weights.channel import Channel
 
     missing = Channel("gloo", "127.0.0.1", *publishing.sender.rendezvous(), 2, 100_000, 1.0)
     with pytest.raises(DeadlineError, match="1 weight receivers"):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from actors.served_weights import ServedWeights
-from rl_cluster.weight_digest import digest, sum_of_values
+from rl_cluster.weights.digest import digest, sum_of_values
 
 SIZE = 16
 

@@ -9,14 +9,14 @@ from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.run import OpenRun, open_run
 from rl_cluster.assembly.train import load_tokenizer, train
 from rl_cluster.assembly.warm_start import scratch_folder
-from rl_cluster.config.check import check_config
-from rl_cluster.config.load import parse_config
-from rl_cluster.config.machine import find_machine
-from rl_cluster.config.plan import Plan, make_plan
+from rl_cluster.config.checks.run import check_config
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.planning.plan import Plan, make_plan
+from rl_cluster.config.reading.load import parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets, load_prompts
 from rl_cluster.metrics.observer import RunObserver
-from rl_cluster.run_folder import RunFolder, create_run_folder
+from rl_cluster.run_folder.folder import RunFolder, create_run_folder
 
 BASE: dict[str, Any] = {
     "run": {"steps": 4, "seed": 3},

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl_cluster.assembly.fit import FitResult, fit
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import load_as, parse_as
+from rl_cluster.config.reading.load import load_as, parse_as
 from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.loop.hooks import Wishes
 

@@ -13,12 +13,12 @@ from rl_cluster.assembly.starts import going_on
 from rl_cluster.assembly.train import train
 from rl_cluster.cli.commands import train_command
 from rl_cluster.cli.failures import LoggedFailure, describe_failure
-from rl_cluster.config.changes import changes
-from rl_cluster.config.load import dump_config, load_config
+from rl_cluster.config.reading.changes import changes
+from rl_cluster.config.reading.load import dump_config, load_config
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.checkpoints import checkpoint_steps
 from rl_cluster.loop.state import LoopState
-from rl_cluster.run_folder import RunFolder
+from rl_cluster.run_folder.folder import RunFolder
 from tests.assembly.local_runs import checked, run, settings
 
 FEW = settings(

@@ -9,9 +9,9 @@ import pytest
 
 from learners.spec import LearnerSpec
 from rl_cluster.assembly.learner import critic_spec, policy_spec
-from rl_cluster.config.load import parse_config
-from rl_cluster.config.machine import Machine
-from rl_cluster.config.plan import make_plan
+from rl_cluster.config.planning.machine import Machine
+from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.reading.load import parse_config
 from rl_cluster.config.run import LoRAConfig, OptimizerConfig
 
 OPTIMIZER = {

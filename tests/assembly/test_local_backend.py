@@ -20,7 +20,7 @@ from learners.group import LearnerGroup
 from rl_cluster.assembly.evaluate import evaluate
 from rl_cluster.assembly.given import Given
 from rl_cluster.errors import BadInputError, DeadlineError, ScorerError
-from rl_cluster.run_folder import RunFolder
+from rl_cluster.run_folder.folder import RunFolder
 from tests.assembly.local_runs import checked, opened, run, settings
 
 EVERY_TWO = settings(checkpoint={"every": 2, "keep_last": 9}, eval={"every": 2, "num_prompts": 10})

@@ -26,7 +26,7 @@ from rl_cluster.loop.checkpoints import checkpoint_steps, choose_checkpoint
 from rl_cluster.loop.state import LoopState
 from rl_cluster.modeling.drawing import draw
 from rl_cluster.protocols import OptimParams
-from rl_cluster.run_folder import RunFolder
+from rl_cluster.run_folder.folder import RunFolder
 from tests.assembly.local_runs import run, settings
 from tests.assembly.test_fit_local import ROWS
 from tests.assembly.test_fit_local import settings as fit_settings

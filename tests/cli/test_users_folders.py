@@ -13,11 +13,11 @@ import pytest
 from rl_cluster.cli.commands import train_command
 from rl_cluster.cli.fit import fit_command
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import load_config
+from rl_cluster.config.reading.load import load_config
 from rl_cluster.errors import BadInputError
-from rl_cluster.run_folder import open_run_folder
-from rl_cluster.run_lock import LOCK
-from tests.test_run_lock import HOLD, hear, process, tell
+from rl_cluster.run_folder.folder import open_run_folder
+from rl_cluster.run_folder.lock import LOCK
+from tests.run_folder.test_run_lock import HOLD, hear, process, tell
 
 RECIPE = """
 run: {steps: 2}
@@ -247,7 +247,7 @@ def test_the_configuration_of_a_run_names_its_folder_absolutely(
 def test_a_dry_run_leaves_no_lock_and_no_folder(
     llm: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    from rl_cluster import run_claim
+    from rl_cluster.run_folder import claim as run_claim
 
     words = f"--train --model tiny --trainer sft --data-path sft.jsonl --project-name {tmp_path / 'run'}"
     assert llm(f"{words} --dry-run")[0] == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl_cluster.config.load import apply_override, dump_config, parse_config
+from rl_cluster.config.reading.load import apply_override, dump_config, parse_config
 from rl_cluster.config.run import RunConfig, importance_cap
 
 BASE: dict[str, Any] = {
@@ -46,7 +46,7 @@ def test_tokens_are_weighted_where_engine_and_learner_differ_or_where_it_is_aske
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:
-    from rl_cluster.config.yaml_text import parse_yaml
+    from rl_cluster.config.reading.yaml_text import parse_yaml
 
     return parse_yaml(dump_config(config), "dumped")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_cluster.config.backend import LOCAL_LIMIT, choose_backend
+from rl_cluster.config.planning.backend import LOCAL_LIMIT, choose_backend
 
 
 @pytest.mark.parametrize(

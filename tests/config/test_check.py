@@ -4,9 +4,9 @@ import importlib.util
 
 import pytest
 
-from rl_cluster.config.check import check_config, find_problems
-from rl_cluster.config.load import apply_override, parse_config
-from rl_cluster.config.machine import GIB, Machine
+from rl_cluster.config.checks.run import check_config, find_problems
+from rl_cluster.config.planning.machine import GIB, Machine
+from rl_cluster.config.reading.load import apply_override, parse_config
 from rl_cluster.errors import BadInputError
 
 LAPTOP = Machine(cores=2, memory=24 * GIB, gpus=0, gpu_memory=0)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rl_cluster.config.checks.fit import check_fit_config
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.fit_check import check_fit_config
-from rl_cluster.config.fit_plan import make_fit_plan
-from rl_cluster.config.load import dump_config, load_as, parse_as
-from rl_cluster.config.machine import GIB, Machine
+from rl_cluster.config.planning.fit_plan import make_fit_plan
+from rl_cluster.config.planning.machine import GIB, Machine
+from rl_cluster.config.reading.load import dump_config, load_as, parse_as
 from rl_cluster.data.pairs import load_fit_data
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.scratch import build_tokenizer

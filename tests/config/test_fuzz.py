@@ -5,13 +5,13 @@ import copy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rl_cluster.config.check import find_problems
-from rl_cluster.config.load import apply_override, parse_config
-from rl_cluster.config.machine import GIB, Machine
-from rl_cluster.config.plan import make_plan
+from rl_cluster.config.checks.run import find_problems
+from rl_cluster.config.planning.machine import GIB, Machine
+from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.reading.load import apply_override, parse_config
+from rl_cluster.config.reading.schema import paths
+from rl_cluster.config.reading.yaml_text import parse_yaml
 from rl_cluster.config.run import RunConfig
-from rl_cluster.config.schema import paths
-from rl_cluster.config.yaml_text import parse_yaml
 from rl_cluster.errors import BadInputError
 
 BASE = {

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_cluster.config.algorithm import PPO
-from rl_cluster.config.load import apply_override, dump_config, load_config, parse_config
-from rl_cluster.config.yaml_text import dump_yaml, parse_yaml
+from rl_cluster.config.reading.load import apply_override, dump_config, load_config, parse_config
+from rl_cluster.config.reading.yaml_text import dump_yaml, parse_yaml
 from rl_cluster.errors import BadInputError
 
 BASE = """

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rl_cluster.config.check import check_config
-from rl_cluster.config.load import apply_override, load_config, parse_config
-from rl_cluster.config.machine import GIB, Machine, find_machine
-from rl_cluster.config.memory import LOGITS_IN_CHUNK, LearnerSizes, activation_bytes, learner_memory
-from rl_cluster.config.model_shape import ModelShape, find_shape
-from rl_cluster.config.plan import make_plan
+from rl_cluster.config.checks.run import check_config
+from rl_cluster.config.planning.machine import GIB, Machine, find_machine
+from rl_cluster.config.planning.memory import LOGITS_IN_CHUNK, LearnerSizes, activation_bytes, learner_memory
+from rl_cluster.config.planning.model_shape import ModelShape, find_shape
+from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.reading.load import apply_override, load_config, parse_config
 from rl_cluster.config.run import ClusterConfig, ModelConfig, ScratchModel
 
 LAPTOP = Machine(cores=2, memory=24 * GIB, gpus=0, gpu_memory=0)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from rl_cluster.environments import CodeLimits, CodeProblem, CodeTest, create_code_generation_env
-from rl_cluster.environments import code_problems as problems_module
-from rl_cluster.environments.code_problems import PROBLEMS
-from rl_cluster.environments.code_runner import passed_tests, run_calls
-from rl_cluster.environments.code_text import find_ruff, style_score
-from rl_cluster.environments.code_values import read_results
+from rl_cluster.environments.ready import code_problems as problems_module
+from rl_cluster.environments.ready.code_problems import PROBLEMS
+from rl_cluster.environments.ready.code_runner import passed_tests, run_calls
+from rl_cluster.environments.ready.code_text import find_ruff, style_score
+from rl_cluster.environments.ready.code_values import read_results
 from tests.environments.test_code_env import REFERENCE
 
 LIMITS = CodeLimits(seconds=20.0)
@@ -107,7 +107,7 @@ CHEATS = {
     ),
     "the package itself": (
         f"import sys\nsys.path[:0] = [{str(Path(HERE).parents[1])!r}, {sysconfig.get_paths()['purelib']!r}]\n"
-        "from rl_cluster.environments.code_problems import PROBLEMS\n"
+        "from rl_cluster.environments.ready.code_problems import PROBLEMS\n"
         "known = {t.call: t.expected for made in PROBLEMS.values() for p in made for t in p.tests}\n"
         + LOOK_UP
         + REPLACE_THE_CALLS

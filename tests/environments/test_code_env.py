@@ -12,13 +12,12 @@ from rl_cluster.environments import (
     CodeLimits,
     CodeProblem,
     CodeTest,
-    code_env,
-    code_text,
     create_code_generation_env,
 )
-from rl_cluster.environments.code_problems import PROBLEMS
-from rl_cluster.environments.code_runner import passed_tests, run_calls, same_value
-from rl_cluster.environments.code_text import extract_code, find_ruff, parses, style_score
+from rl_cluster.environments.ready import code_env, code_text
+from rl_cluster.environments.ready.code_problems import PROBLEMS
+from rl_cluster.environments.ready.code_runner import passed_tests, run_calls, same_value
+from rl_cluster.environments.ready.code_text import extract_code, find_ruff, parses, style_score
 from rl_cluster.errors import BadInputError, ScorerError
 
 LIMITS = CodeLimits(seconds=20.0)

@@ -12,15 +12,15 @@ from rl_cluster.config.data import DataConfig, FileSource
 from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.data.load import load_prompts
 from rl_cluster.environments import MultiObjectiveRewardEnv, RLEnvironment, TextGenerationEnv
-from rl_cluster.environments.for_runs import (
+from rl_cluster.environments.playing.for_runs import (
     ConfiguredFactory,
     case_run,
     configured_factory,
     environment_factory,
     prompts_of,
 )
-from rl_cluster.environments.hosting import HostedEnvironment, observed_tokens, read_step
-from rl_cluster.environments.starting import UnknownPromptError, start_environment
+from rl_cluster.environments.playing.hosting import HostedEnvironment, observed_tokens, read_step
+from rl_cluster.environments.playing.starting import UnknownPromptError, start_environment
 from rl_cluster.errors import BadInputError, EpisodeError
 from rl_cluster.trajectory import Prompt
 

@@ -7,7 +7,7 @@ import pytest
 import sympy
 
 from rl_cluster.environments import MultiObjectiveRewardEnv, create_math_problem_env, make_math_problems
-from rl_cluster.environments.math_env import final_answer
+from rl_cluster.environments.ready.math_env import final_answer
 from rl_cluster.errors import BadInputError
 
 

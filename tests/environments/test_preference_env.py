@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl_cluster.environments import PreferenceComparisonEnv
-from rl_cluster.environments.preference import preference_pair
+from rl_cluster.environments.ready.preference import preference_pair
 from rl_cluster.errors import BadInputError
 
 EOS = 1

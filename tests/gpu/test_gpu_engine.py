@@ -11,8 +11,8 @@ import torch
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.modeling.scratch import save_scratch_model
 from rl_cluster.trajectory import SamplingSpec
-from rl_cluster.weight_channel import Channel
-from rl_cluster.weight_wire import TensorMeta
+from rl_cluster.weights.channel import Channel
+from rl_cluster.weights.wire import TensorMeta
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.scorers import make_scorers
-from rl_cluster.config.load import parse_config
+from rl_cluster.config.reading.load import parse_config
 from rl_cluster.config.reward import RewardConfig
 from rl_cluster.data.stream import PromptStream
 from rl_cluster.errors import EpisodeError, ScorerError

@@ -14,7 +14,7 @@ import pytest
 from rl_cluster.algorithms.steps import DPOStep, KTOStep
 from rl_cluster.batch import TokenBatch
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import parse_as
+from rl_cluster.config.reading.load import parse_as
 from rl_cluster.data.fit_encode import Example, Tokens
 from rl_cluster.data.pairs import FitRows, FitSets, token_batch
 from rl_cluster.errors import BadInputError, CheckpointError

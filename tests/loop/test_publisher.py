@@ -10,7 +10,7 @@ import pytest
 
 from rl_cluster.errors import DeadlineError, WeightSyncError, WorkerDiedError
 from rl_cluster.loop.publisher import EnginePublisher, PublisherSpec
-from rl_cluster.weight_wire import TensorMeta
+from rl_cluster.weights.wire import TensorMeta
 
 PROBE = np.array([3, 1, 4, 1], dtype=np.int32)
 

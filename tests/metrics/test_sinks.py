@@ -7,13 +7,13 @@ import resource
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_cluster.config.load import parse_config
+from rl_cluster.config.reading.load import parse_config
 from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.metrics.curve import plot_runs, series
 from rl_cluster.metrics.observer import RunObserver, open_observer
 from rl_cluster.metrics.sink import JsonLines
 from rl_cluster.protocols import SampleRow
-from rl_cluster.run_folder import RunFolder, create_run_folder
+from rl_cluster.run_folder.folder import RunFolder, create_run_folder
 
 
 def config_in(folder):

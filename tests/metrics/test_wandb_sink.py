@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rl_cluster.config import RunConfig
-from rl_cluster.config.load import parse_config
+from rl_cluster.config.reading.load import parse_config
 from rl_cluster.errors import BadInputError
 from rl_cluster.metrics.observer import open_observer
 from rl_cluster.protocols import SampleRow
-from rl_cluster.run_folder import create_run_folder
+from rl_cluster.run_folder.folder import create_run_folder
 
 
 class WandbStandIn(types.ModuleType):

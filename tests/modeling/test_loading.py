@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, Qwen2ForSequ
 
 from rl_cluster import PPOConfig
 from rl_cluster.config.run import ScratchModel
-from rl_cluster.environments.from_config import _load_classifier
+from rl_cluster.environments.playing.from_config import _load_classifier
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.load import load_critic, load_policy
 from rl_cluster.modeling.score_model import load_score_model
@@ -23,7 +23,7 @@ from rl_cluster.modeling.scratch import build_model, build_tokenizer, save_scrat
 from rl_cluster.reward_models.base import make_trunk
 from rl_cluster.reward_models.config import RewardModelConfig
 from rl_cluster.rewards.reward_model import load_reward_model
-from rl_cluster.trainers.ppo_weights import UserModel
+from rl_cluster.trainers.ppo.weights import UserModel
 
 TINY = ScratchModel(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, max_positions=64)
 LOADERS: dict[str, Callable[[str], Any]] = {

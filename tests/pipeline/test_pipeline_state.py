@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl_cluster import atomic_files
 from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.files import atomic as atomic_files
 
 IDS = torch.tensor([[1, 2, 3, 4], [2, 2, 5, 0]])
 

@@ -215,7 +215,7 @@ def training() -> Names:
 
 def readme() -> Names:
     from rl_cluster import PPOConfig, PreferenceDataset, StepResult, TextGenerationEnv
-    from rl_cluster.trainers.dpo import DPOConfig
+    from rl_cluster.trainers.fixed_data.dpo import DPOConfig
 
     words = {"prompts": ["Say yes.", "Say no."], "chosen": ["yes", "no"], "rejected": ["x", "y"]}
     names = basics()

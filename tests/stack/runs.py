@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from rl_cluster.assembly.train import train
-from rl_cluster.config.check import check_config
-from rl_cluster.config.load import parse_config
-from rl_cluster.config.machine import find_machine
-from rl_cluster.config.plan import make_plan
-from rl_cluster.run_folder import RunFolder, create_run_folder
+from rl_cluster.config.checks.run import check_config
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.reading.load import parse_config
+from rl_cluster.run_folder.folder import RunFolder, create_run_folder
 
 BASE: dict[str, Any] = {
     "run": {"name": "test", "steps": 4, "seed": 3},

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from rl_cluster.assembly.fit import FitResult, fit
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import parse_as
+from rl_cluster.config.reading.load import parse_as
 
 pytestmark = pytest.mark.stack
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_cluster.run_folder import RunFolder
+from rl_cluster.run_folder.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))

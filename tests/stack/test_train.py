@@ -15,7 +15,7 @@ import torch
 from actors.reference_model import ReferenceModel, ReferenceSpec
 from actors.reference_worker import ReferenceHandle
 from rl_cluster.errors import ScorerError
-from rl_cluster.run_folder import RunFolder
+from rl_cluster.run_folder.folder import RunFolder
 from tests.stack.runs import run, same_bytes, settings, weights
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_session")]

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 import rl_cluster
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Wishes
-from rl_cluster.trainers.grpo import lora_section
+from rl_cluster.trainers.grpo.trainer import lora_section
 from tests.trainers.tiny import tiny_model
 
 ROWS = [{"prompt": f"{a}{b}="} for a in range(4) for b in range(4)]

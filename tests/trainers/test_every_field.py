@@ -13,9 +13,9 @@ from transformers import TrainingArguments
 import rl_cluster
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers import without_effect
-from rl_cluster.trainers.ppo_arguments import read_arguments
-from rl_cluster.trainers.ppo_run import Opening, PPORun
-from rl_cluster.trainers.ppo_run_config import ppo_run_config
+from rl_cluster.trainers.ppo.arguments import read_arguments
+from rl_cluster.trainers.ppo.run import Opening, PPORun
+from rl_cluster.trainers.ppo.run_config import ppo_run_config
 from tests.trainers.every_field import (
     BESIDE,
     FIT,

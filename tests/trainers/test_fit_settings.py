@@ -10,8 +10,8 @@ import pytest
 
 import rl_cluster
 from rl_cluster.config.fit import FitConfig
-from rl_cluster.config.load import load_as
-from rl_cluster.trainers.fit_settings import FitSettings, fit_config
+from rl_cluster.config.reading.load import load_as
+from rl_cluster.trainers.fixed_data.settings import FitSettings, fit_config
 from tests.trainers.test_fit_fronts import SMALL, TOKENIZER, model, pairs
 
 ROWS = pairs(slice(0, 12))

@@ -12,8 +12,8 @@ from rl_cluster.config import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers import without_effect
 from rl_cluster.trainers.arguments import ACTS
-from rl_cluster.trainers.grpo_config import GRPOConfig
-from rl_cluster.trainers.grpo_run_config import (
+from rl_cluster.trainers.grpo.config import GRPOConfig
+from rl_cluster.trainers.grpo.run_config import (
     OWN_FIELDS,
     OWN_REFUSED,
     Data,

@@ -10,8 +10,8 @@ import torch
 
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.modeling.scratch import build_model, build_tokenizer
-from rl_cluster.trainers.grpo import GRPOTrainer
-from rl_cluster.trainers.grpo_config import GRPOConfig
+from rl_cluster.trainers.grpo.config import GRPOConfig
+from rl_cluster.trainers.grpo.trainer import GRPOTrainer
 
 SMALL = ScratchModel(
     alphabet="0123456789=", hidden_size=64, num_layers=1, num_heads=2, intermediate_size=64, max_positions=64

@@ -14,8 +14,8 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.grpo import GRPOTrainer, lora_section
-from rl_cluster.trainers.grpo_config import GRPOConfig
+from rl_cluster.trainers.grpo.config import GRPOConfig
+from rl_cluster.trainers.grpo.trainer import GRPOTrainer, lora_section
 from tests.trainers.tiny import tiny_model
 
 ROWS = [{"prompt": f"{a}{b}=", "answer": str(b)} for a in range(4) for b in range(4)]

@@ -13,10 +13,10 @@ from torch import nn
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.scratch import build_model
-from rl_cluster.trainers.ppo import PPOTrainer
-from rl_cluster.trainers.ppo_arguments import read_arguments
-from rl_cluster.trainers.ppo_config import PPOConfig
-from rl_cluster.trainers.ppo_model import PPOModel
+from rl_cluster.trainers.ppo.arguments import read_arguments
+from rl_cluster.trainers.ppo.config import PPOConfig
+from rl_cluster.trainers.ppo.model import PPOModel
+from rl_cluster.trainers.ppo.trainer import PPOTrainer
 
 TINY = ScratchModel(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16, max_positions=32)
 NOTHING = {"model": None, "ref_model": None, "tokenizer": None, "dataset": None, "reward_fn": None}

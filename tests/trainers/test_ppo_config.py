@@ -14,10 +14,10 @@ from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.config.reward import CallableScorer
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.ppo_checks import kl_config
-from rl_cluster.trainers.ppo_config import PPOConfig
-from rl_cluster.trainers.ppo_run import changed_setting
-from rl_cluster.trainers.ppo_run_config import RunPlace, ppo_run_config
+from rl_cluster.trainers.ppo.checks import kl_config
+from rl_cluster.trainers.ppo.config import PPOConfig
+from rl_cluster.trainers.ppo.run import changed_setting
+from rl_cluster.trainers.ppo.run_config import RunPlace, ppo_run_config
 
 PLACE = RunPlace(
     run_dir="somewhere",

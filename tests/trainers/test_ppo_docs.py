@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from rl_cluster.modeling.scratch import build_model
-from rl_cluster.trainers import ppo_run
-from rl_cluster.trainers.ppo_run_config import with_settings
+from rl_cluster.trainers.ppo import run as ppo_run
+from rl_cluster.trainers.ppo.run_config import with_settings
 from tests.seed_documents.stage import SCRATCH, save_models
 from tests.seed_documents.substitutions import MODELS
 

@@ -16,7 +16,7 @@ from rl_cluster.assembly.local_rollout import LocalGenerator
 from rl_cluster.modeling.end_tokens import end_token_ids
 from rl_cluster.modeling.load import load_policy
 from rl_cluster.modeling.scratch import build_model, build_tokenizer
-from rl_cluster.trainers.ppo import PPOTrainer
+from rl_cluster.trainers.ppo.trainer import PPOTrainer
 from rl_cluster.trajectory import Prompt, SamplingSpec
 from tests.trainers.test_ppo_trainer import ALPHABET, SMALL, echo, settings
 

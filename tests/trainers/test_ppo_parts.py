@@ -19,9 +19,9 @@ from rl_cluster.errors import BadInputError
 from rl_cluster.loop.buffer import ReadyGroup, StageTimes
 from rl_cluster.loop.step import TrainStep
 from rl_cluster.modeling import policy
-from rl_cluster.trainers.ppo_buffer import AdaptiveKLController, PPOBuffer
-from rl_cluster.trainers.ppo_history import PPOHistory, step_stats
-from rl_cluster.trainers.ppo_model import PPOModel, ValueHead
+from rl_cluster.trainers.ppo.buffer import AdaptiveKLController, PPOBuffer
+from rl_cluster.trainers.ppo.history import PPOHistory, step_stats
+from rl_cluster.trainers.ppo.model import PPOModel, ValueHead
 from rl_cluster.trajectory import Scores
 from tests.fakes import FakeLearner
 

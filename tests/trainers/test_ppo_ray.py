@@ -10,8 +10,8 @@ import torch
 
 from rl_cluster.config.run import ScratchModel
 from rl_cluster.modeling.scratch import build_model, build_tokenizer
-from rl_cluster.trainers.ppo import PPOTrainer
-from rl_cluster.trainers.ppo_config import PPOConfig
+from rl_cluster.trainers.ppo.config import PPOConfig
+from rl_cluster.trainers.ppo.trainer import PPOTrainer
 
 SMALL = ScratchModel(
     alphabet="0123=", hidden_size=64, num_layers=1, num_heads=2, intermediate_size=64, max_positions=64

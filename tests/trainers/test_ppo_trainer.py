@@ -21,10 +21,10 @@ from rl_cluster.config.run import ScratchModel
 from rl_cluster.environments import TextGenerationEnv
 from rl_cluster.errors import BadInputError, ScorerError
 from rl_cluster.modeling.scratch import build_model, build_tokenizer
-from rl_cluster.trainers.ppo import PPOTrainer
-from rl_cluster.trainers.ppo_buffer import PPOBuffer
-from rl_cluster.trainers.ppo_config import PPOConfig
-from rl_cluster.trainers.ppo_model import PPOModel
+from rl_cluster.trainers.ppo.buffer import PPOBuffer
+from rl_cluster.trainers.ppo.config import PPOConfig
+from rl_cluster.trainers.ppo.model import PPOModel
+from rl_cluster.trainers.ppo.trainer import PPOTrainer
 
 ALPHABET = "0123="
 SMALL = ScratchModel(

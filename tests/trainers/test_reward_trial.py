@@ -11,7 +11,7 @@ import pytest
 
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers import online_run
-from rl_cluster.trainers.grpo import GRPOTrainer
+from rl_cluster.trainers.grpo.trainer import GRPOTrainer
 from tests.trainers.test_grpo_trainer import ROWS, arguments
 from tests.trainers.tiny import tiny_model
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from rl_cluster.trainers.rloo import RLOOTrainer
-from rl_cluster.trainers.rloo_config import RLOOConfig
+from rl_cluster.trainers.rloo.config import RLOOConfig
+from rl_cluster.trainers.rloo.trainer import RLOOTrainer
 from tests.trainers.tiny import tiny_model
 
 ROWS = [{"prompt": f"{a}{b}="} for a in range(2) for b in range(2)]

@@ -13,8 +13,8 @@ from rl_cluster.config import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers import without_effect
 from rl_cluster.trainers.arguments import ACTS, REFUSED, check_arguments
-from rl_cluster.trainers.rloo_config import RLOOConfig
-from rl_cluster.trainers.rloo_run_config import (
+from rl_cluster.trainers.rloo.config import RLOOConfig
+from rl_cluster.trainers.rloo.run_config import (
     OWN_FIELDS,
     Data,
     batches_of,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rl_cluster.trainers.grpo import GRPOTrainer
-from rl_cluster.trainers.grpo_config import GRPOConfig
-from rl_cluster.trainers.rloo import RLOOTrainer
-from rl_cluster.trainers.rloo_config import RLOOConfig
+from rl_cluster.trainers.grpo.config import GRPOConfig
+from rl_cluster.trainers.grpo.trainer import GRPOTrainer
+from rl_cluster.trainers.rloo.config import RLOOConfig
+from rl_cluster.trainers.rloo.trainer import RLOOTrainer
 from tests.trainers.tiny import tiny_model
 
 ROWS = [{"prompt": f"{a}{b}=", "answer": str(b)} for a in range(3) for b in range(3)]

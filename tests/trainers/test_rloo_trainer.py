@@ -17,8 +17,8 @@ from transformers import (
 
 from rl_cluster.errors import BadInputError
 from rl_cluster.reward_models import RewardModel, RewardModelConfig
-from rl_cluster.trainers.rloo import RLOOTrainer
-from rl_cluster.trainers.rloo_config import RLOOConfig
+from rl_cluster.trainers.rloo.config import RLOOConfig
+from rl_cluster.trainers.rloo.trainer import RLOOTrainer
 from tests.trainers.tiny import tiny_model
 
 ROWS = [{"prompt": f"{a}{b}="} for a in range(4) for b in range(4)]

@@ -15,17 +15,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rl_cluster
 from rl_cluster.errors import BadInputError
-from rl_cluster.own_folders import MARKER
+from rl_cluster.files.own_folders import MARKER
 from rl_cluster.pipeline.pipeline import ForwardBackwardPipeline
 from rl_cluster.reward_models import RewardModel, RewardModelConfig, RewardModelTrainer
 from rl_cluster.reward_models.export import export_classifier
-from rl_cluster.run_lock import LOCK
-from rl_cluster.trainers.ppo import PPOTrainer
-from rl_cluster.trainers.ppo_config import PPOConfig
-from rl_cluster.trainers.rloo import RLOOTrainer
-from rl_cluster.trainers.rloo_config import RLOOConfig
+from rl_cluster.run_folder.lock import LOCK
+from rl_cluster.trainers.ppo.config import PPOConfig
+from rl_cluster.trainers.ppo.trainer import PPOTrainer
+from rl_cluster.trainers.rloo.config import RLOOConfig
+from rl_cluster.trainers.rloo.trainer import RLOOTrainer
 from tests.reward_models.reward_cases import TOKENIZER, make_base
-from tests.test_run_lock import HOLD, hear, process, tell
+from tests.run_folder.test_run_lock import HOLD, hear, process, tell
 from tests.trainers.tiny import tiny_model
 
 PROMPTS = [f"{a}+{b}=" for a in "123" for b in "123"]
@@ -335,12 +335,12 @@ def test_a_moved_run_of_a_front_goes_on(tmp_path: Path) -> None:
 def test_a_checkpoint_whose_replacement_died_between_the_renames_is_found_again(
     writers: Any, tmp_path: Path
 ) -> None:
-    from rl_cluster.atomic_files import set_aside
+    from rl_cluster.files.atomic import set_aside
     from rl_cluster.trainers.session import find_checkpoint
 
     place = tmp_path / "mine"
     writers["ppo checkpoint"](str(place))
-    code = "import sys; from pathlib import Path; from rl_cluster.atomic_files import set_aside"
+    code = "import sys; from pathlib import Path; from rl_cluster.files.atomic import set_aside"
     dead = process(f"{code}; set_aside(Path(sys.argv[1]))", str(place))
     assert dead.wait(timeout=60) == 0
     assert not place.exists()

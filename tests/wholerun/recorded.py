@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 
 from rl_cluster.assembly.run import OpenRun, open_run
 from rl_cluster.assembly.train import load_tokenizer
-from rl_cluster.config.load import parse_config
-from rl_cluster.config.machine import find_machine
-from rl_cluster.config.plan import make_plan
+from rl_cluster.config.planning.machine import find_machine
+from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.reading.load import parse_config
 from rl_cluster.config.run import RunConfig, ScratchModel
 from rl_cluster.data.load import load_prompts
 from rl_cluster.loop.state import LoopState
 from rl_cluster.modeling.scratch import save_scratch_model
-from rl_cluster.run_folder import RunFolder, create_run_folder
+from rl_cluster.run_folder.folder import RunFolder, create_run_folder
 from tests.assembly.local_runs import Quiet
 
 SCRATCH = ScratchModel(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=32)

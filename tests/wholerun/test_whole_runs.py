@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_cluster.config.load import parse_config
+from rl_cluster.config.reading.load import parse_config
 from tests.wholerun.plain import Recomputed, recompute
 from tests.wholerun.recorded import BASE, Recorded, merged, record_run, small_digits
 

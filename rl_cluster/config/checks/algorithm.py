@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rl_cluster.config.algorithm import GRPO, RLOO, Reinforce, critic_of
-from rl_cluster.config.machine import Machine
-from rl_cluster.config.problems import Problem
+from rl_cluster.config.planning.machine import Machine
+from rl_cluster.config.reading.problems import Problem
 from rl_cluster.config.run import RunConfig, importance_cap
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_cluster.config.machine import GIB, Machine
-from rl_cluster.config.model_shape import find_shape
-from rl_cluster.config.placement import num_gpus_needed
-from rl_cluster.config.problems import Problem
+from rl_cluster.config.planning.machine import GIB, Machine
+from rl_cluster.config.planning.model_shape import find_shape
+from rl_cluster.config.planning.placement import num_gpus_needed
+from rl_cluster.config.reading.problems import Problem
 from rl_cluster.config.run import RunConfig
 
 ELSEWHERE = "cluster.num_nodes, num_cpus_per_node and num_gpus_per_node describe other machines"

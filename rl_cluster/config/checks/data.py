@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rl_cluster.config.checks.model import folder_problems
 from rl_cluster.config.data import FileSource, ReasoningGymSource
-from rl_cluster.config.machine import Machine
-from rl_cluster.config.problems import Problem
+from rl_cluster.config.planning.machine import Machine
+from rl_cluster.config.reading.problems import Problem
 from rl_cluster.config.reward import FunctionScorer, ReasoningGymScorer, RewardModelScorer, scorer_name
 from rl_cluster.config.run import RunConfig
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rl_cluster.config.checks.data import function_problems
-from rl_cluster.config.derive import max_prompt_tokens
-from rl_cluster.config.machine import Machine
-from rl_cluster.config.model_shape import find_shape
-from rl_cluster.config.problems import Problem
+from rl_cluster.config.planning.derive import max_prompt_tokens
+from rl_cluster.config.planning.machine import Machine
+from rl_cluster.config.planning.model_shape import find_shape
+from rl_cluster.config.reading.problems import Problem
 from rl_cluster.config.reward import EnvironmentScorer
 from rl_cluster.config.run import RunConfig
 

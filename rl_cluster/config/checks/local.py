@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_cluster.config.machine import Machine
-from rl_cluster.config.problems import Problem
+from rl_cluster.config.planning.machine import Machine
+from rl_cluster.config.reading.problems import Problem
 from rl_cluster.config.run import RunConfig
 
 OR_RAY = "or cluster.backend=ray"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from rl_cluster.config.data import AdditionSource, FileSource
-from rl_cluster.config.derive import max_prompt_tokens
-from rl_cluster.config.machine import Machine
-from rl_cluster.config.model_shape import find_shape
-from rl_cluster.config.problems import Problem
+from rl_cluster.config.planning.derive import max_prompt_tokens
+from rl_cluster.config.planning.machine import Machine
+from rl_cluster.config.planning.model_shape import find_shape
+from rl_cluster.config.reading.problems import Problem
 from rl_cluster.config.run import ModelConfig, RunConfig
 
 

@@ -1,0 +1,1 @@
+"""Checked settings and a machine in; sizes, memory, placement and threads, as a plan, out."""

@@ -1,0 +1,1 @@
+"""Episodes of any environment: played, hosted, read from settings."""

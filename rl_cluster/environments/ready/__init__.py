@@ -1,0 +1,1 @@
+"""Environments to take as they are: text, several objectives, preferences, mathematics, code."""

@@ -1,0 +1,1 @@
+"""Files that are whole or absent, lines of JSON, folders that are ours."""

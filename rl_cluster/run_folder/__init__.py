@@ -1,0 +1,1 @@
+"""What a run writes and who may write it: paths, lock, claim, card."""

@@ -1,0 +1,1 @@
+"""Trainers on fixed data: DPO, ORPO, KTO, reward models, SFT."""

@@ -1,0 +1,1 @@
+"""GRPOTrainer, and what only it needs."""

@@ -1,0 +1,1 @@
+"""PPOTrainer, and what only it needs."""

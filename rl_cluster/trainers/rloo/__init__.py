@@ -1,0 +1,1 @@
+"""RLOOTrainer, and what only it needs."""

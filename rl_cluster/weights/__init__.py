@@ -1,0 +1,1 @@
+"""How published weights travel and are proved."""
