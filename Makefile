@@ -47,7 +47,7 @@ test: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy rl_cluster
+	$(BIN)/mypy rl_cluster actors learners
 	$(BIN)/lint-imports
 
 # 20 one-place mutants of each folder against the tests that reach them; SEED=n for others.

@@ -99,7 +99,7 @@ class Engine:
     @property
     def running(self) -> int:
         """Requests submitted and not finished."""
-        return self._llm.get_num_unfinished_requests()
+        return int(self._llm.get_num_unfinished_requests())
 
     @property
     def generated_tokens(self) -> int:
@@ -113,7 +113,7 @@ class Engine:
         return joined_ids(configured, self.tokenizer.eos_token_id)
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
 
     async def generate(self, prompt: Sequence[int], seed: int, sampling: SamplingSpec) -> Sample:
@@ -145,7 +145,7 @@ class Engine:
             finish_reason="length" if output.finish_reason == "length" else "stop",
         )
 
-    async def _run(self, request_id: str, prompt: Sequence[int], params):
+    async def _run(self, request_id: str, prompt: Sequence[int], params: Any) -> Any:
         try:
             stream = self._llm.generate(
                 vllm_compat.prompt_input(prompt, f"publication-{self._publications}"),
@@ -159,7 +159,7 @@ class Engine:
             raise WorkerDiedError(self.name, f"vLLM's engine process ended: {error}") from error
         return last
 
-    def _versions(self, request_id: str, begun: int, output) -> np.ndarray:
+    def _versions(self, request_id: str, begun: int, output: Any) -> np.ndarray:
         """int32 [n]: as vLLM says, or, where it does not, from our own count at each switch."""
         if self.spec.lora_rank is not None:
             return np.full(len(output.token_ids), begun, dtype=np.int32)

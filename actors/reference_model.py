@@ -56,7 +56,7 @@ class ReferenceModel:
         """float32 [T] over the trajectories end to end, 0 where not an action."""
         import torch
 
-        from rl_cluster.modeling.packed import PackedLayout
+        from rl_cluster.modeling.layout import PackedLayout
         from rl_cluster.modeling.sharing import shared_prompts
 
         lengths = [len(t.tokens) for t in trajectories]

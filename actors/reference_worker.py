@@ -35,7 +35,7 @@ class ReferenceActor:
         return None, self._model.logprobs(group)
 
     def checksum(self) -> str:
-        return self._model.checksum()
+        return str(self._model.checksum())
 
 
 class ReferenceHandle:
@@ -48,7 +48,8 @@ class ReferenceHandle:
 
     async def start(self) -> int:
         """The caller waits for it under a deadline of its own."""
-        return await answer(self.name, self._actor.start.remote())
+        result: int = await answer(self.name, self._actor.start.remote())
+        return result
 
     async def logprobs(self, group: Ref) -> Ref:
         done, result = self._actor.logprobs.options(num_returns=2).remote(group)
@@ -57,7 +58,8 @@ class ReferenceHandle:
         return result
 
     async def checksum(self) -> str:
-        return await answer(self.name, self._actor.checksum.remote(), "its checksum", CONTROL_SECONDS)
+        result: str = await answer(self.name, self._actor.checksum.remote(), "its checksum", CONTROL_SECONDS)
+        return result
 
     def close(self) -> None:
         ray.kill(self._actor)

@@ -160,7 +160,8 @@ class RolloutHandle:
     async def receive(
         self, version: int, metadata: Sequence[TensorMeta], seconds: float, in_flight: bool
     ) -> float:
-        return await self._call("receive", version, metadata, seconds, in_flight)
+        result: float = await self._call("receive", version, metadata, seconds, in_flight)
+        return result
 
     async def begin_update(self, version: int, seconds: float, in_flight: bool) -> None:
         await self._call("begin_update", version, seconds, in_flight)
@@ -169,16 +170,20 @@ class RolloutHandle:
         await self._call("apply_chunk", chunk, seconds)
 
     async def finish_update(self, version: int, seconds: float) -> float:
-        return await self._call("finish_update", version, seconds)
+        result: float = await self._call("finish_update", version, seconds)
+        return result
 
     async def set_adapter(self, version: int, files: Any, seconds: float) -> float:
-        return await answer(self.name, self._actor.set_adapter.remote(version, files, seconds))
+        result: float = await answer(self.name, self._actor.set_adapter.remote(version, files, seconds))
+        return result
 
     async def loaded(self) -> list[dict[str, Any]]:
-        return await self._call("loaded")
+        result: list[dict[str, Any]] = await self._call("loaded")
+        return result
 
     async def prompt_logprobs(self, tokens: np.ndarray) -> np.ndarray:
-        return await self._call("prompt_logprobs", tokens.tolist())
+        values: np.ndarray = await self._call("prompt_logprobs", tokens.tolist())
+        return values
 
     async def set_version(self, version: int) -> None:
         await self._control("set_version", version)
@@ -190,7 +195,8 @@ class RolloutHandle:
         await self._control("wake")
 
     async def progress(self) -> Progress:
-        return await answer(self.name, self._actor.progress.remote(), "progress", CONTROL_SECONDS)
+        result: Progress = await answer(self.name, self._actor.progress.remote(), "progress", CONTROL_SECONDS)
+        return result
 
     async def shutdown(self, deadline_seconds: float = 20.0) -> None:
         """End the engine, then the actor; an actor that is dead already is left in peace."""
@@ -209,7 +215,8 @@ class RolloutHandle:
 def pickle_factory(factory: Callable[[Any], Any]) -> bytes:
     """BadInputError for one that cannot travel."""
     try:
-        return ray.cloudpickle.dumps(factory)
+        pickled: bytes = ray.cloudpickle.dumps(factory)
+        return pickled
     except Exception as error:  # pickling calls the code of the user's objects, which raises what it likes
         raise BadInputError(
             f"rollout.environment: {factory!r:.80} cannot be sent to the rollout workers: "
@@ -220,7 +227,8 @@ def pickle_factory(factory: Callable[[Any], Any]) -> bytes:
 def load_pickled(factory: bytes) -> Callable[[Any], Any]:
     """BadInputError where this machine lacks what the factory needs."""
     try:
-        return ray.cloudpickle.loads(factory)
+        result: Callable[[Any], Any] = ray.cloudpickle.loads(factory)
+        return result
     except Exception as error:  # unpickling imports the user's modules
         raise BadInputError(
             "rollout.environment: a rollout worker cannot load the factory: "

@@ -183,7 +183,8 @@ def reported_versions(output: CompletionOutput) -> np.ndarray | None:
     if spans is None:
         return None
     parts = [np.full(s.end - s.start, int(s.version), dtype=np.int32) for s in spans]
-    return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
+    values: np.ndarray | None = np.concatenate([np.zeros(0, dtype=np.int32), *parts])
+    return values
 
 
 async def label_weights(llm: AsyncLLM, version: int) -> None:

@@ -76,7 +76,7 @@ class WorkerExtension:
         """Resident memory of this worker process."""
         import psutil
 
-        return psutil.Process().memory_info().rss
+        return int(psutil.Process().memory_info().rss)
 
 
 register()

@@ -89,7 +89,8 @@ class DeepSpeedEngine:
         return StepOutcome(norm, skipped)
 
     def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
-        return deepspeed.zero.GatheredParameters(list(parameters))
+        result: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parameters))
+        return result
 
     def shape(self, parameter: torch.Tensor) -> tuple[int, ...]:
         return tuple(getattr(parameter, "ds_shape", parameter.shape))

@@ -80,7 +80,8 @@ class LearnerGroup:
         return totals
 
     async def optim_step(self, params: OptimParams | None = None) -> OptimResult:
-        return (await self._on_all("optim_step", params or OptimParams()))[0]
+        result: OptimResult = (await self._on_all("optim_step", params or OptimParams()))[0]
+        return result
 
     async def save(self, folder: Path) -> None:
         """Raises CheckpointError where a rank's files do not arrive in the folder that is seen here."""

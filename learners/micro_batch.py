@@ -13,7 +13,7 @@ import torch
 
 from rl_cluster.algorithms.inputs import LossInputs
 from rl_cluster.batch import TokenBatch
-from rl_cluster.modeling.packed import PackedLayout
+from rl_cluster.modeling.layout import PackedLayout
 from rl_cluster.modeling.sharing import shared_prompts
 
 LOSS_COLUMNS = {

@@ -35,8 +35,8 @@ from rl_cluster.algorithms.table import LossStep, PolicyStep, compute_loss
 from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.batch import TokenBatch
 from rl_cluster.errors import BadInputError, NonFiniteError
+from rl_cluster.modeling.layout import PackedLayout
 from rl_cluster.modeling.load import load_critic, load_policy
-from rl_cluster.modeling.packed import PackedLayout
 from rl_cluster.modeling.policy import CriticModel, PolicyModel
 from rl_cluster.modeling.score_model import ScoreModel, load_score_model
 from rl_cluster.protocols import ForwardOutput, OptimParams, OptimResult
@@ -307,7 +307,8 @@ def _load_reference(spec: LearnerSpec, model: nn.Module) -> PolicyModel | None:
             f"one of {own}; algorithm.kl.estimator=exact compares them token by token. Give a reference of "
             "the same vocabulary, or take another estimator."
         )
-    return frozen.to(spec.device).eval().requires_grad_(False)
+    result: PolicyModel | None = frozen.to(spec.device).eval().requires_grad_(False)
+    return result
 
 
 def _build_engine(
@@ -344,4 +345,5 @@ def _few_tokens(device: torch.device) -> tuple[Any, ...]:
 
 
 def _joined(columns: list[np.ndarray], dtype: Any = np.float32) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *columns]).astype(dtype)
+    values: np.ndarray = np.concatenate([np.zeros(0, dtype), *columns]).astype(dtype)
+    return values

@@ -32,7 +32,8 @@ def read_rank_state(folder: Path, rank: int) -> dict[str, Any]:
     """Raises CheckpointError if the file is missing or damaged."""
     file = rank_file(folder, rank)
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        result: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        return result
     except Exception as error:  # torch raises many types for a damaged file; all mean the same here
         raise CheckpointError(f"learner state: cannot read {file}: {error}") from error
 

@@ -58,7 +58,7 @@ def send_on(rank: LearnerRank, version: int, seconds: float) -> int:
     """Gather everywhere, send from rank 0; bytes sent. Raises WeightSyncError or DeadlineError on rank 0."""
     groups = _noted(rank, rank.weight_groups())
     if rank.rank == 0:
-        return _senders[rank].send(metadata_on(rank), groups, version, time.monotonic() + seconds)
+        return int(_senders[rank].send(metadata_on(rank), groups, version, time.monotonic() + seconds))
     for _ in groups:
         pass
     return 0
@@ -122,7 +122,8 @@ def probe_on(rank: LearnerRank, *sequences: np.ndarray) -> np.ndarray:
     rank.model.eval()
     with torch.no_grad():
         logprobs = rank.engine.forward(micro.tokens, micro.packed, micro.targets, 1.0)[0]
-    return logprobs.float().cpu().numpy()
+    values: np.ndarray = logprobs.float().cpu().numpy()
+    return values
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class AdapterFiles:
 def _peft_config(rank: LearnerRank) -> str:
     import json
 
-    lm: Any = rank.model.lm  # type: ignore[union-attr]
+    lm: Any = rank.model.lm
     config = lm.peft_config[lm.active_adapter].to_dict()
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     return json.dumps(plain | {"inference_mode": True}, default=str)
@@ -166,16 +167,19 @@ class LearnerSender:
         self._backend = backend
 
     async def metadata(self) -> list[TensorMeta]:
-        return (await self._group.apply(metadata_on))[0]
+        result: list[TensorMeta] = (await self._group.apply(metadata_on))[0]
+        return result
 
     async def rendezvous(self) -> tuple[str, int, int]:
-        return (await self._group.apply(rendezvous_on, self._backend))[0]
+        result: tuple[str, int, int] = (await self._group.apply(rendezvous_on, self._backend))[0]
+        return result
 
     async def open(self, channel: Channel) -> None:
         await self._group.apply(open_on, channel, deadline_seconds=channel.timeout_seconds + 10)
 
     async def send(self, version: int, seconds: float) -> int:
-        return (await self._group.apply(send_on, version, seconds, deadline_seconds=seconds + 10))[0]
+        result: int = (await self._group.apply(send_on, version, seconds, deadline_seconds=seconds + 10))[0]
+        return result
 
     async def next_chunk(self, bucket_bytes: int) -> dict[str, Any] | None:
         """The handles of all ranks merged."""
@@ -183,13 +187,17 @@ class LearnerSender:
         if chunks[0] is None:
             return None
         handles = {uuid: args for chunk in chunks for uuid, args in chunk["ipc_handles"].items()}
-        return chunks[0] | {"ipc_handles": handles}
+        result: dict[str, Any] | None = chunks[0] | {"ipc_handles": handles}
+        return result
 
     async def adapter(self) -> AdapterFiles:
-        return (await self._group.apply(adapter_on))[0]
+        result: AdapterFiles = (await self._group.apply(adapter_on))[0]
+        return result
 
     async def digests(self) -> dict[str, int]:
-        return (await self._group.apply(digests_on))[0]
+        result: dict[str, int] = (await self._group.apply(digests_on))[0]
+        return result
 
     async def probe(self, *sequences: np.ndarray) -> np.ndarray:
-        return (await self._group.apply(probe_on, *sequences))[0]
+        values: np.ndarray = (await self._group.apply(probe_on, *sequences))[0]
+        return values

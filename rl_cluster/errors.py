@@ -6,7 +6,7 @@ from __future__ import annotations
 class RLClusterError(Exception):
     """Root of the tree. `launch.py` prints it without a traceback and exits with 1."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[RLClusterError], tuple[object, ...]]:
         return (type(self), self.args)
 
 

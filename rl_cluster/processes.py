@@ -46,7 +46,7 @@ def alive(pid: int, started: float) -> bool:
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False
-        return abs(process.create_time() - started) <= START_TOLERANCE
+        return bool(abs(process.create_time() - started) <= START_TOLERANCE)
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:

@@ -5,6 +5,7 @@ ActionGrid (grid.py) makes the grids and turns them back into the float32 [T] co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -60,7 +61,8 @@ def leave_one_out(scores: np.ndarray, group_ids: np.ndarray, counted: np.ndarray
     have a score; the others get 0 and are in no mean, and so does a row that is alone with its score.
     """
     sizes = group_size(group_ids, counted).reshape(-1, *[1] * (scores.ndim - 1))
-    return group_centred(scores, group_ids, counted) * sizes / np.maximum(sizes - 1, 1)
+    values: np.ndarray = group_centred(scores, group_ids, counted) * sizes / np.maximum(sizes - 1, 1)
+    return values
 
 
 def group_centred(scores: np.ndarray, group_ids: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
@@ -93,12 +95,14 @@ def group_normalised(
     """
     centred = group_centred(scores, group_ids, counted)
     whole = scores if scores.ndim == 1 else scores[:, 0]
-    std = {
+    choices: dict[str, Callable[[], np.ndarray]] = {
         "group": lambda: group_std(whole, group_ids, counted) + epsilon,
         "batch": lambda: np.full(len(whole), batch_std(whole, counted) + epsilon),
         "none": lambda: np.ones(len(whole)),
-    }[scale]()
-    return centred / std.reshape(-1, *[1] * (scores.ndim - 1))
+    }
+    std = choices[scale]()
+    values: np.ndarray = centred / std.reshape(-1, *[1] * (scores.ndim - 1))
+    return values
 
 
 def batch_std(scores: np.ndarray, counted: np.ndarray | None = None) -> float:

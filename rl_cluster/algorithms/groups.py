@@ -18,7 +18,8 @@ def group_mean(scores: np.ndarray, group_ids: np.ndarray, counted: np.ndarray | 
     sums = np.zeros((group_of_row.max(initial=-1) + 1, *scores.shape[1:]))
     np.add.at(sums, group_of_row[chosen], scores[chosen].astype(np.float64))
     sizes = np.maximum(group_size(group_ids, counted), 1)
-    return sums[group_of_row] / _column(sizes, scores)
+    values: np.ndarray = sums[group_of_row] / _column(sizes, scores)
+    return values
 
 
 def group_size(group_ids: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
@@ -37,7 +38,8 @@ def group_std(scores: np.ndarray, group_ids: np.ndarray, counted: np.ndarray | N
     refuse_single_samples(group_ids)
     squares = (scores - group_mean(scores, group_ids, counted)) ** 2
     sizes = group_size(group_ids, counted)
-    return np.sqrt(group_mean(squares, group_ids, counted) * sizes / np.maximum(sizes - 1, 1))
+    values: np.ndarray = np.sqrt(group_mean(squares, group_ids, counted) * sizes / np.maximum(sizes - 1, 1))
+    return values
 
 
 def refuse_single_samples(group_ids: np.ndarray) -> None:

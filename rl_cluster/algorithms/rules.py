@@ -74,12 +74,14 @@ class _Rewards:
     @property
     def whole(self) -> np.ndarray:
         """float64 [N]: all that the row earns."""
-        return self.row + self.token_grid.sum(axis=1)
+        values: np.ndarray = self.row + self.token_grid.sum(axis=1)
+        return values
 
     @property
     def mask(self) -> np.ndarray:
         """bool [N, L]: the actions of the rows that are counted."""
-        return self.grid.mask & self.counted[:, None]
+        values: np.ndarray = self.grid.mask & self.counted[:, None]
+        return values
 
 
 def ppo_advantages(config: PPO, inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -173,11 +175,13 @@ def _kl_of_tokens(kl: KLConfig, batch: TokenBatch) -> np.ndarray:
     policy = batch.behaviour_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
     assert policy is not None, "a KL penalty needs the policy's log-probabilities"
     pair = [torch.from_numpy(column.astype(np.float64)) for column in (policy, batch.reference_logprobs)]
-    return kl_per_token(pair[0], pair[1], kl.estimator).numpy()
+    values: np.ndarray = kl_per_token(pair[0], pair[1], kl.estimator).numpy()
+    return values
 
 
 def _with_score_on_last(rewards: _Rewards, row_rewards: np.ndarray) -> np.ndarray:
-    return rewards.token_grid + rewards.grid.on_last(row_rewards)
+    values: np.ndarray = rewards.token_grid + rewards.grid.on_last(row_rewards)
+    return values
 
 
 def _rewards_to_go(config: _HasKL, rewards: _Rewards) -> tuple[np.ndarray, np.ndarray]:

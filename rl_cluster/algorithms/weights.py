@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -28,9 +29,10 @@ def row_weights(
     trains = (counts > 0) if include is None else (counts > 0) & np.asarray(include, dtype=bool)
     num_rows = max(int(trains.sum()), 1)
     safe_counts = np.where(trains, counts, 1.0)
-    weight = {
+    choices: dict[str, Callable[[], np.ndarray]] = {
         "token_mean": lambda: np.full(len(counts), 1.0 / max(float(counts[trains].sum()), 1.0)),
         "sequence_mean": lambda: 1.0 / (num_rows * safe_counts),
         "constant": lambda: np.full(len(counts), 1.0 / (num_rows * max_new_tokens)),
-    }[aggregation]()
+    }
+    weight = choices[aggregation]()
     return np.where(trains, weight, 0.0)

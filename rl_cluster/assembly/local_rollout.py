@@ -95,7 +95,7 @@ class LocalGenerator:
         ]
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 class LocalRollout:

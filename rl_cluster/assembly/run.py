@@ -97,6 +97,7 @@ class OpenRun:
             self._next_group += 1
         pool, learner = self.cluster.workers.pool, self.cluster.workers.learner
         refs = [ref for _, ref in await asyncio.gather(*(pool.rollout(task) for task in tasks))]
+        groups: list[TrajectoryGroup]
         groups, _ = await learner.compute(_as_list, *refs, returns=2)
         return groups
 
@@ -134,7 +135,8 @@ class OpenRun:
         head's under value_head.; under LoRA the adapters. A copy."""
         from learners.whole_weights import whole_weights  # imports torch
 
-        return (await self.cluster.learner.apply(whole_weights))[0]
+        result: dict[str, Any] = (await self.cluster.learner.apply(whole_weights))[0]
+        return result
 
     async def save(self, folder: Path | None = None) -> Path:
         """A checkpoint of now; folder None: checkpoints/step-N of the run. BadInputError before any step."""

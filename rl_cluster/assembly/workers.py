@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from actors.engine_spec import EngineSpec
-from actors.reference_worker import ReferenceHandle, ReferenceSpec, create_reference_worker
+from actors.reference_model import ReferenceSpec
+from actors.reference_worker import ReferenceHandle, create_reference_worker
 from actors.rollout_worker import RolloutHandle, create_rollout_worker
 from actors.scorers import AnyScorer, make_scorers, start_scorers
 from learners.group import LearnerGroup
@@ -247,7 +248,7 @@ class SharedGpus:
 def _rss(rank: LearnerRank) -> int:
     import psutil
 
-    return psutil.Process(os.getpid()).memory_info().rss
+    return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
 @dataclass(frozen=True)

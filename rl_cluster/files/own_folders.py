@@ -123,7 +123,7 @@ def is_ours(folder: Path, kind: str) -> bool:
     """By its marker, or, without one, by what only we write."""
     marker = read_marker(folder)
     if marker is not None:
-        return marker["kind"] == kind
+        return bool(marker["kind"] == kind)
     proof = PROOFS.get(kind)
     return proof is not None and proof(folder)
 

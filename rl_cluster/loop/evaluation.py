@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_cluster.algorithms.sampling import pass_at_k
-from rl_cluster.config.run import EvalConfig
+from rl_cluster.config.data import EvalConfig
 from rl_cluster.data.randomness import sample_seeds
 from rl_cluster.errors import ScorerError
 from rl_cluster.loop.dispatch import RolloutPool

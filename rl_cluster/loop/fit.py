@@ -147,7 +147,8 @@ class FitLoop:
             return list(chosen)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, permutation(count, "fit epoch", self._config.run.seed, epoch)
-        return self._order[1][chosen.start : chosen.stop].tolist()
+        result: list[int] = self._order[1][chosen.start : chosen.stop].tolist()
+        return result
 
     async def _one_step(self, failing: asyncio.Task[None]) -> tuple[bool, Metrics]:
         # In one process an update never lets anybody else have a turn.

@@ -189,7 +189,7 @@ async def write_checkpoint(target: Path, state: Snapshot, learner: Learner, crit
         await learner.save(partial / LEARNER)
         if critic is not None:
             await critic.save(partial / CRITIC)
-        (partial / STATE_FILE).write_text(json.dumps({"format": FORMAT, **asdict(state)}))  # type: ignore[call-overload]
+        (partial / STATE_FILE).write_text(json.dumps({"format": FORMAT, **asdict(state)}))
         with ThreadPoolExecutor(1) as hashing:  # while it hashes, groups are still handed out
             await asyncio.get_running_loop().run_in_executor(hashing, write_manifest, partial)
     return target

@@ -95,7 +95,10 @@ class TrainStep:
         assert len(references) in (0, len(groups))
         mask_truncated = self._config.algorithm.loss.mask_truncated
         refs = [group.group for group in groups] + references
-        return await self._learner.compute(assemble, len(groups), mask_truncated, *refs, returns=2)
+        result: tuple[BatchLayout, Ref] = await self._learner.compute(
+            assemble, len(groups), mask_truncated, *refs, returns=2
+        )
+        return result
 
     async def _update(
         self, batch: Ref, layout: BatchLayout, kl_coef: float, step: int

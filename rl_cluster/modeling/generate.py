@@ -16,8 +16,8 @@ import torch
 
 from rl_cluster.modeling.drawing import draw, sample_noise
 from rl_cluster.modeling.kv_cache import Decoding, KeyValueCache
+from rl_cluster.modeling.layout import PackedLayout
 from rl_cluster.modeling.packed import (
-    PackedLayout,
     Prefill,
     decoder_of,
     is_packed,

@@ -110,7 +110,7 @@ def _with_adapters(lm: PreTrainedModel, lora: LoRAConfig) -> nn.Module:
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets,
         task_type="CAUSAL_LM",

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from rl_cluster.algorithms.kl import exact_kl
+from rl_cluster.modeling.layout import PackedLayout
 from rl_cluster.modeling.logit_map import IDENTITY, LogitMap
-from rl_cluster.modeling.packed import PackedLayout, decoder_of, packed_hidden_states
+from rl_cluster.modeling.packed import decoder_of, packed_hidden_states
 from rl_cluster.modeling.token_logprobs import chunk_size, logits_of, token_logprobs
 
 Output = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -132,7 +133,7 @@ class PolicyModel(nn.Module):
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the adapters are off: the model is the one that training started from."""
-        return self.lm.disable_adapter() if is_lora(self.lm) else nullcontext()  # type: ignore[operator]
+        return self.lm.disable_adapter() if is_lora(self.lm) else nullcontext()
 
 
 @torch.no_grad()
@@ -181,4 +182,4 @@ def is_lora(lm: nn.Module) -> bool:
 
 def base_model(lm: nn.Module) -> nn.Module:
     """The causal language model itself, adapters injected but without peft's wrapper."""
-    return lm.get_base_model() if is_lora(lm) else lm  # type: ignore[operator]
+    return lm.get_base_model() if is_lora(lm) else lm

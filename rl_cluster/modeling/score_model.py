@@ -18,9 +18,10 @@ from transformers import AutoModelForSequenceClassification
 from rl_cluster.config.run import LoRAConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.examine import examine_trunk
+from rl_cluster.modeling.layout import PackedLayout
 from rl_cluster.modeling.load import DtypeName, described, enable_checkpointing, pretrained
 from rl_cluster.modeling.loading import outside_the_trunk
-from rl_cluster.modeling.packed import PackedLayout, packed_hidden_states
+from rl_cluster.modeling.packed import packed_hidden_states
 from rl_cluster.modeling.policy import Output, base_model, is_lora
 
 
@@ -128,7 +129,7 @@ def _with_adapters(lm: Any, lora: LoRAConfig) -> nn.Module:
 
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
         modules_to_save=["score"],

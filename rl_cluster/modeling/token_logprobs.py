@@ -50,7 +50,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
         hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
@@ -107,7 +107,7 @@ def logits_of(
 
 def chunk_size(hidden: torch.Tensor, weight: torch.Tensor) -> int:
     """Tokens whose logits may exist at once."""
-    return max(1, CHUNK_ELEMENTS[hidden.device.type] // weight.shape[0])
+    return int(max(1, CHUNK_ELEMENTS[hidden.device.type] // weight.shape[0]))
 
 
 def token_logprobs(
@@ -126,4 +126,7 @@ def token_logprobs(
     Both results carry gradient to hidden, weight and bias.
     """
     chunk = max(1, chunk_elements // weight.shape[0]) if chunk_elements else chunk_size(hidden, weight)
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, logit_map, chunk)
+    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(
+        hidden, weight, bias, targets, temperature, logit_map, chunk
+    )
+    return result

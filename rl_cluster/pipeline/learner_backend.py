@@ -152,7 +152,8 @@ class LearnerBackend:
 
     def sample(self, request: SampleRequest, tokenizer: Any) -> tuple[list[int], list[float]]:
         del tokenizer
-        return self._call("sample", self._sample(request))
+        result: tuple[list[int], list[float]] = self._call("sample", self._sample(request))
+        return result
 
     async def _sample(self, request: SampleRequest) -> tuple[list[int], list[float]]:
         assert self._rollout is not None
@@ -207,11 +208,15 @@ class LearnerBackend:
         self._thread.close()
 
     def _forward(self, batch: LearnerBatch, reference: bool) -> ForwardOutput:
-        return self._call("forward", self._forward_values(batch, reference))
+        result: ForwardOutput = self._call("forward", self._forward_values(batch, reference))
+        return result
 
     async def _forward_values(self, batch: LearnerBatch, reference: bool) -> ForwardOutput:
         data = await self._reference_to(batch.batch)
-        return await self._value_of(await self._learner.forward(data, batch.layout, reference=reference))
+        result: ForwardOutput = await self._value_of(
+            await self._learner.forward(data, batch.layout, reference=reference)
+        )
+        return result
 
     async def _reference_to(self, value: Any) -> Any:
         """A Ref, whatever that is for this learner."""

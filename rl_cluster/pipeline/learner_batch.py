@@ -80,7 +80,8 @@ def _columns(loss: BuiltInLoss, places: np.ndarray) -> dict[str, np.ndarray]:
 
     def end_to_end(column: torch.Tensor) -> np.ndarray:
         flat = column.detach().cpu().float().flatten().numpy()[places]
-        return np.nan_to_num(flat)  # what is not finite was checked to be where nothing trains
+        values: np.ndarray = np.nan_to_num(flat)  # what is not finite was checked to be where nothing trains
+        return values
 
     columns = {
         theirs: end_to_end(loss.columns[ours]) for ours, theirs in COLUMNS.items() if ours in loss.columns

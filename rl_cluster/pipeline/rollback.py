@@ -119,7 +119,8 @@ def _put_back(pair: tuple[Any, Any]) -> Any:
 def _scheduler_state(scheduler: Any) -> dict[str, Any] | None:
     if scheduler is None or not hasattr(scheduler, "load_state_dict"):
         return None
-    return copy.deepcopy(scheduler.state_dict())
+    result: dict[str, Any] | None = copy.deepcopy(scheduler.state_dict())
+    return result
 
 
 def _device(module: nn.Module) -> torch.device:

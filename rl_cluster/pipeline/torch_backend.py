@@ -165,7 +165,8 @@ class TorchBackend:
 
     def sample(self, request: SampleRequest, tokenizer: Any) -> tuple[list[int], list[float]]:
         with Rollback(self.module, []), evaluating(self.module):
-            return generate(self.model, request, self.device, tokenizer)
+            result: tuple[list[int], list[float]] = generate(self.model, request, self.device, tokenizer)
+            return result
 
     def save(self, folder: Path) -> SavedState:
         state = TorchState(self.step, self.accumulation, self._optimizer, self._scheduler, self._unclaimed)

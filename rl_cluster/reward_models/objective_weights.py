@@ -27,7 +27,7 @@ class ObjectiveWeights(list[float]):
         same = self.__eq__(other)
         return same if same is NotImplemented else ~same if isinstance(same, torch.Tensor) else not same
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:

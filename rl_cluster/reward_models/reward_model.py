@@ -176,7 +176,8 @@ class RewardModel(nn.Module):
                 )
             texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
             rewards = torch.tensor(self.predict_rewards(texts, tokenizer, max_length, batch_size))
-            return self.combined(rewards)[:, 0].tolist()
+            result: list[float] = self.combined(rewards)[:, 0].tolist()
+            return result
 
         return score
 

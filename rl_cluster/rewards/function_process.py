@@ -64,7 +64,7 @@ class FunctionProcess:
             if not self._connection.poll(START_SECONDS):
                 self.close()
                 raise BadInputError(f"{where} was not imported within {START_SECONDS:g} s.")
-            started = self._connection.recv()
+            started: Started = self._connection.recv()
         except (EOFError, OSError) as error:
             raise BadInputError(
                 f"{where}: its process ended ({self.ended()}) while it was imported and tried. Take out what "
@@ -77,7 +77,7 @@ class FunctionProcess:
 
     def ask(self, arguments: Arguments, seconds: float) -> list[Outcome] | None:
         """None if the process ended first. TimeoutError."""
-        number, answer = next(self._numbers), queue.SimpleQueue[Any]()
+        number, answer = next(self._numbers), queue.SimpleQueue[list[Outcome] | None]()
         self._waiting[number] = answer
         try:
             with self._sending:
@@ -136,7 +136,8 @@ class ProcessScorer:
 
     async def score(self, group: Ref) -> Outcome:
         async with self._turn:
-            return (await in_thread(lambda: self._score(gather_arguments([group]))))[0]
+            result: Outcome = (await in_thread(lambda: self._score(gather_arguments([group]))))[0]
+            return result
 
     def _score(self, arguments: Arguments) -> Sequence[Outcome]:
         seconds = self._config.timeout_seconds

@@ -58,7 +58,8 @@ def load_function(
             f"{field}={spec!r}: {name!r} in {place} is {found}, not a function. "
             f"There are: {', '.join(names) or 'none'}."
         )
-    return function
+    found_function: Callable[..., Any] = function
+    return found_function
 
 
 def _load_module(name: str, spec: str, folder: Path, field: str) -> ModuleType:

@@ -13,6 +13,8 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 PENDING, REFERENCE, RESPONSE, WRONG, RIGHT = range(5)
 UNREADABLE, REFERENCE_ENDED, RESPONSE_ENDED = range(5, 8)
@@ -26,7 +28,7 @@ WALL_FACTOR = 10
 """An item may take so many times its processor seconds by the clock, on a machine that is busy elsewhere."""
 
 
-def main():
+def main() -> None:
     reading = _import_reading()
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -38,7 +40,7 @@ def main():
         answers.flush()
 
 
-def _import_reading():
+def _import_reading() -> ModuleType:
     """The module beside this file, by its path: nothing else of the folder may be imported."""
     import importlib.util
 
@@ -56,11 +58,12 @@ def _import_reading():
     return reading
 
 
-def _run(reading, request):
+def _run(reading: ModuleType, request: dict[str, Any]) -> list[list[Any]]:
     """[[state, why], …]; why: for a reference that is of no use."""
     items = request["items"]
     states = mmap.mmap(-1, max(len(items), 1))
-    reasons, start, endings = {}, 0, 0
+    reasons: dict[int, str] = {}
+    start, endings = 0, 0
     while start < len(items):
         seconds = request["seconds"] / (IMPATIENCE if endings >= PATIENT_ENDINGS else 1)
         told, tell = os.pipe()
@@ -81,11 +84,19 @@ def _run(reading, request):
     return [[states[i], reasons.get(i, "")] for i in range(len(items))]
 
 
-def _work(reading, items, start, states, tell, seconds, memory_bytes):
+def _work(
+    reading: ModuleType,
+    items: list[tuple[str, str | None]],
+    start: int,
+    states: mmap.mmap,
+    tell: int,
+    seconds: float,
+    memory_bytes: int,
+) -> None:
     """In the fork; never returns."""
     try:
         _limit(memory_bytes)
-        known = {}
+        known: dict[str, tuple[list[Any], str]] = {}
         for index in range(start, len(items)):
             _timers(seconds)
             states[index] = REFERENCE
@@ -104,21 +115,22 @@ def _work(reading, items, start, states, tell, seconds, memory_bytes):
         os._exit(0)
 
 
-def _read(reading, answer):
+def _read(reading: ModuleType, answer: str) -> tuple[list[Any], str]:
     try:
-        return reading.read_reference(answer)
+        read: tuple[list[Any], str] = reading.read_reference(answer)
     except Exception as error:  # noqa: BLE001 — the parsers raise anything
         return [], f"cannot be read as mathematics ({type(error).__name__})"
+    return read
 
 
-def _right(reading, gold, response):
+def _right(reading: ModuleType, gold: list[Any], response: str) -> bool:
     try:
-        return reading.is_right(gold, response)
+        return bool(reading.is_right(gold, response))
     except Exception:  # noqa: BLE001 — what cannot be evaluated is not the right answer
         return False
 
 
-def _limit(memory_bytes):
+def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)  # ends the process, whoever holds the GIL
@@ -130,7 +142,7 @@ def _limit(memory_bytes):
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _timers(seconds):
+def _timers(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, seconds * WALL_FACTOR)
 

@@ -5,6 +5,8 @@ keep a processor busy for years, holding the GIL. Imports nothing of this projec
 """
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 LONGEST_BARE = 200
 """Characters of a response that may, as a whole, be an expression without marks."""
@@ -26,20 +28,21 @@ _SAID = re.compile(r"answer(?: is)?:? *([^\n]*?)\.?\s*$", re.IGNORECASE)
 _NO_ANSWER = frozenset({"n/a", "n.a.", "na", "none", "null", "nil", "nan", "yes", "no", "true", "false"})
 
 
-def parse(text):
+def parse(text: str) -> list[Any]:
     """What math-verify finds, most trusted first; [] for nothing. Its own time limits are off: ours hold."""
     import math_verify
 
-    return math_verify.parse(text, parsing_timeout=0)
+    found: list[Any] = math_verify.parse(text, parsing_timeout=0)
+    return found
 
 
-def equal(gold, parsed):
+def equal(gold: list[Any], parsed: list[Any]) -> bool:
     import math_verify
 
     return bool(math_verify.verify(gold, parsed, timeout_seconds=0))
 
 
-def is_bare_expression(text):
+def is_bare_expression(text: str) -> bool:
     """Mathematics without $ or boxed around it: \\frac{1}{2}, x^2 + 1, (2, 3), C; no words, no sentence."""
     if not text or _MARKED.search(text) or "\n" in text:
         return False
@@ -49,21 +52,21 @@ def is_bare_expression(text):
     return bool(marked) and not _WORD.search(rest)
 
 
-def _is_number(text):
+def _is_number(text: str) -> bool:
     """Digits and signs around them, such as \\$18.90."""
     return not _WORD.search(text) and any(character.isdigit() for character in text)
 
 
-def in_latex(text):
+def in_latex(text: str) -> str:
     """sin(x) and sqrt(2) as LaTeX has them; without that, sin is the product of s, i and n."""
     return _FUNCTION.sub(r"\\\1", _ROOT.sub(r"\\sqrt{\1}", text))
 
 
-def read_bare(text):
+def read_bare(text: str) -> list[Any]:
     return parse(f"${in_latex(text)}$")
 
 
-def read_reference(answer):
+def read_reference(answer: str) -> tuple[list[Any], str]:
     """(what is parsed, why it is of no use or ""). The right answer of a data row, checked against itself."""
     text = answer.strip()
     if not text or text.lower() in _NO_ANSWER:
@@ -89,19 +92,19 @@ def read_reference(answer):
     return gold, ""
 
 
-def is_value(part):
+def is_value(part: Any) -> bool:
     """A number, expression or set; not text, and not what a division by zero gives."""
     import sympy
 
     return not isinstance(part, str) and part not in (sympy.nan, sympy.zoo)
 
 
-def is_right(gold, response):
+def is_right(gold: list[Any], response: str) -> bool:
     """Whether a response gives the answer that read_reference has read."""
     return any(parsed and equal(gold, parsed) for parsed in _readings(response))
 
 
-def _readings(response):
+def _readings(response: str) -> Iterator[list[Any]]:
     """What math-verify finds by itself, then with functions as LaTeX names them, then without any marks."""
     found = parse(response)
     yield found

@@ -74,7 +74,8 @@ class RewardModel:
             mask[row, : len(sequence)] = 1
         device = self._model.device
         logits = self._model(input_ids=tokens.to(device), attention_mask=mask.to(device)).logits
-        return logits[:, 0].double().cpu().numpy()
+        values: np.ndarray = logits[:, 0].double().cpu().numpy()
+        return values
 
 
 def plan_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:

@@ -74,7 +74,8 @@ class CallbackHooks:
     @property
     def step(self) -> int:
         """Of the loop."""
-        return math.ceil(self.state.global_step / self._updates_per_step)
+        step: int = math.ceil(self.state.global_step / self._updates_per_step)
+        return step
 
     def on_begin(self, step: int, last_step: int, folder: Path) -> None:
         state, args = self.state, self.args

@@ -89,7 +89,8 @@ def _token_ids(row: Mapping[str, Any]) -> list[int]:
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.size == 0:
         raise UnusablePromptError(f"input_ids is {row['input_ids']!r:.60}, not a list of token ids")
     if row.get("attention_mask") is None:
-        return ids.tolist()
+        every: list[int] = ids.tolist()
+        return every
     mask = np.asarray(row["attention_mask"])
     if mask.shape != ids.shape:
         raise UnusablePromptError(
@@ -98,7 +99,8 @@ def _token_ids(row: Mapping[str, Any]) -> list[int]:
     kept = ids[mask != 0]
     if kept.size == 0:
         raise UnusablePromptError("attention_mask hides all of the prompt")
-    return kept.tolist()
+    shown: list[int] = kept.tolist()
+    return shown
 
 
 def _is_rows(value: Any) -> bool:

@@ -15,7 +15,8 @@ from rl_cluster.modeling.load import check_model_path
 def num_parameters(model: Any) -> int | None:
     """Of a module, or of a folder or hub name; None where a name tells nothing."""
     if not isinstance(model, str):
-        return sum(weight.numel() for weight in model.parameters())
+        result: int | None = sum(weight.numel() for weight in model.parameters())
+        return result
     shape = find_shape(ModelConfig(path=model))
     return None if shape is None else shape.num_parameters
 

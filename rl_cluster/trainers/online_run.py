@@ -77,7 +77,7 @@ class OnlineRun:
         self._address = address
         self._overwrite = overwrite
         self._session: TrainerSession | None = None
-        self._finalizer: weakref.finalize | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
         self.trained = False
 
     @property

@@ -35,7 +35,7 @@ def own_address(host: str, port: int) -> str:
     """The address of the interface that reaches host (nothing is sent)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
-        return probe.getsockname()[0]
+        return str(probe.getsockname()[0])
 
 
 def connect_store(channel: Channel) -> dist.TCPStore:

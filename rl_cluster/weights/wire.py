@@ -31,7 +31,7 @@ class TensorMeta:
 
     @property
     def num_bytes(self) -> int:
-        return getattr(torch, self.dtype).itemsize * torch.Size(self.shape).numel()
+        return int(getattr(torch, self.dtype).itemsize * torch.Size(self.shape).numel())
 
 
 @dataclass(frozen=True)

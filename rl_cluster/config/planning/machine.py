@@ -58,7 +58,7 @@ def find_machine(cluster: ClusterConfig) -> Machine:
 
 def _memory() -> int:
     """Bytes of memory, or the container's limit where that is less."""
-    total = psutil.virtual_memory().total
+    total = int(psutil.virtual_memory().total)
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             with open(path) as file:

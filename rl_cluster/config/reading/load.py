@@ -76,7 +76,8 @@ def apply_override(data: dict[str, Any], override: str) -> dict[str, Any]:
     if not separator or not all(parts):
         raise BadInputError(f"override {override!r} is not of the form key.path=value, such as run.seed=1.")
     value = parse_yaml(text, f"override {override!r}")
-    return _set(data, parts, value, override)
+    result: dict[str, Any] = _set(data, parts, value, override)
+    return result
 
 
 def _set(node: Any, parts: list[str], value: Any, override: str) -> Any:

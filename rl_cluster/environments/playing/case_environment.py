@@ -59,7 +59,8 @@ def check_case_environment(env: Any) -> CaseEnvironment:
     for name in ("build_dataset", "score_episode"):
         if not callable(getattr(env, name, None)):
             raise BadInputError(f"{type(env).__name__} has no {name}: a GRPO environment needs it.")
-    return env
+    checked: CaseEnvironment = env
+    return checked
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ def environment_factory(given: Any) -> Factory:
     ):
         return CopiesOf(given)
     if callable(given):
-        return given
+        factory: Factory = given
+        return factory
     raise BadInputError(
         f"environment is {type(given).__name__} {given!r:.60}: an environment (reset, step), its class or a "
         "function f(tokenizer) -> environment is needed."

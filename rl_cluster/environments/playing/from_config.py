@@ -131,7 +131,8 @@ def _function(value: Any) -> Any:
 
 def _component(name: str, specification: Any) -> RewardFunction:
     if not isinstance(specification, Mapping):
-        return _function(specification)
+        result: RewardFunction = _function(specification)
+        return result
     kind = specification.get("type", "nonempty")
     keywords = specification.get("keywords", ())
     unknown = set(specification) - {"type", "keywords"}

@@ -53,4 +53,5 @@ def model_player(model: Any, generator: torch.Generator | None = None) -> Player
         token = torch.multinomial(logprobs.exp(), 1, generator=generator)
         return token, logprobs[token]
 
-    return play
+    player: Player = play  # torch.no_grad forgets the types
+    return player

@@ -22,11 +22,13 @@ def start_environment(env: Any, prompt: Prompt, seed: int) -> Observation:
     """
     start = getattr(env, "start", None)
     if callable(start):
-        return start(prompt.text, dict(prompt.metadata), seed)
+        begun: Observation = start(prompt.text, dict(prompt.metadata), seed)
+        return begun
     prompts = getattr(env, "prompts", None)
     if prompts is not None and hasattr(env, "current_prompt_idx"):
         env.current_prompt_idx = _index(prompts, prompt, type(env).__name__)
-    return env.reset()
+    reset: Observation = env.reset()
+    return reset
 
 
 def _index(prompts: Any, prompt: Prompt, environment: str) -> int:

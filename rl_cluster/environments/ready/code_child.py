@@ -13,6 +13,11 @@ import os
 import sys
 import types
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would be imported for every program that is tested
+    from collections.abc import Callable
+    from typing import Any, BinaryIO
+
 MAX_DEPTH = 50
 
 
@@ -69,7 +74,7 @@ NEVER = frozenset(
 HARMLESS = frozenset({"os.putenv", "os.unsetenv", "os.listdrives"})
 
 
-def path_rule(home, libraries):
+def path_rule(home: str, libraries: tuple[str, ...]) -> "Callable[[object, bool], bool]":
     """f(path, to_read) -> whether the code may: anything in its folder, reading in the standard library.
 
     By the text of the path alone, which is enough without links, and cannot be changed by patching os.path.
@@ -77,7 +82,7 @@ def path_rule(home, libraries):
     kind, text, raw, whole, no_one = type, str, bytes, int, any
     foreign, files = ("site-packages", "dist-packages"), READABLE
 
-    def inside(path, to_read):
+    def inside(path: "Any", to_read: bool) -> bool:
         if kind(path) is raw:
             path = path.decode("utf-8", "surrogateescape")
         if kind(path) is not text:
@@ -94,13 +99,13 @@ def path_rule(home, libraries):
     return inside
 
 
-def guard(home, libraries, may_start_processes):
+def guard(home: str, libraries: tuple[str, ...], may_start_processes: bool) -> None:
     """Audit hooks cannot be removed. This one uses closure cells only, which the code has no way to."""
     kind, text, whole, refused, again = type, str, int, PermissionError, BlockingIOError
     starting, never, harmless = STARTING, NEVER, HARMLESS
     inside = path_rule(home, libraries)
 
-    def hook(event, args):
+    def hook(event: str, args: "tuple[Any, ...]") -> None:
         name = "import:" + args[0] if event == "import" and kind(args[0]) is text else event
         if name in starting:
             if may_start_processes:
@@ -124,10 +129,10 @@ def guard(home, libraries, may_start_processes):
     sys.addaudithook(hook)
 
 
-def without_processes():
+def without_processes() -> types.ModuleType:
     """A stand-in, so that what only imports subprocess (asyncio) works; the real one raises no event."""
 
-    def fork_exec(*_, **__):
+    def fork_exec(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable: no processes here")
 
     module = types.ModuleType("_posixsubprocess")
@@ -135,7 +140,7 @@ def without_processes():
     return module
 
 
-def typed(value, depth=0):
+def typed(value: "Any", depth: int = 0) -> "list[Any]":
     """A plain value as JSON that keeps its types; TypeError for anything else."""
     kind = type(value)
     if depth > MAX_DEPTH:
@@ -160,11 +165,11 @@ def typed(value, depth=0):
     raise TypeError(f"of type {kind.__name__}")
 
 
-def run(code, calls, token, channel):
+def run(code: str, calls: tuple[str, ...], token: str, channel: "BinaryIO") -> None:
     """calls: a tuple. Nothing that decides what is evaluated can be changed from the code."""
     evaluate, build, encode, count = eval, compile, json.dumps, enumerate
 
-    def report(index, value, error):
+    def report(index: int, value: "list[Any] | None", error: str) -> None:
         text = token + " " + encode([index, value, error[:500]], allow_nan=False) + "\n"
         channel.write(text.encode("utf-8", "replace"))
         channel.flush()
@@ -190,14 +195,14 @@ def run(code, calls, token, channel):
             report(index, None, f"returned what is no plain value: {told(error)}")
 
 
-def told(error):
+def told(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException:  # noqa: BLE001 — its own __str__ raises
         return type(error).__name__
 
 
-def main():
+def main() -> None:
     order = json.load(sys.stdin)
     channel = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)

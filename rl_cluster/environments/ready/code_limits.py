@@ -13,7 +13,7 @@ import sys
 PR_SET_NO_NEW_PRIVS = 38
 
 
-def limit_self(limits: dict) -> None:
+def limit_self(limits: dict[str, int]) -> None:
     """No new privileges, no core files, and the limits that were asked for: soft and hard, for good."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError("prctl(PR_SET_NO_NEW_PRIVS) failed")

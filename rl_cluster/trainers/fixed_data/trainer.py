@@ -261,18 +261,18 @@ def in_thread(work: Callable[[], T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    outcome: list[Any] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def call() -> None:
         try:
-            outcome.append((work(), None))
+            results.append(work())
         except BaseException as error:  # noqa: BLE001 — raised again below, where the caller is
-            outcome.append((None, error))
+            errors.append(error)
 
     thread = threading.Thread(target=call, name="fit")
     thread.start()
     thread.join()
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers.ppo.checks import check_ppo_config
 from rl_cluster.trainers.ppo.config import PPOConfig
 from rl_cluster.trainers.ppo.model import PPOModel
-from rl_cluster.trainers.ppo.run_config import check_ppo_config
 
 ModelSource: TypeAlias = nn.Module | str
 """A model object (PPOModel included), or a folder or hub name."""

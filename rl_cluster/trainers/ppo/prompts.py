@@ -83,4 +83,7 @@ def _encode(place: str, row: PromptRow, tokenizer: Any, limit: int) -> Prompt:
 
 def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON can hold it, for the copy in the run folder; the reward function gets the original."""
-    return json.loads(json.dumps({str(key): value for key, value in metadata.items()}, default=repr))
+    result: dict[str, Any] = json.loads(
+        json.dumps({str(key): value for key, value in metadata.items()}, default=repr)
+    )
+    return result

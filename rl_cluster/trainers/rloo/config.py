@@ -74,7 +74,7 @@ class RLOOConfig(TrainingArguments):
     overwrite_output_dir: bool = field(
         default=False, metadata={"help": "Delete an earlier run in output_dir; else it is refused."}
     )
-    world_size: int | None = field(default=None, metadata={"help": "Learner ranks; default 1."})  # type: ignore[assignment]
+    world_size: int | None = field(default=None, metadata={"help": "Learner ranks; default 1."})
     num_total_batches: int | None = field(default=None, metadata={"help": "Filled in by the trainer."})
     micro_batch_size: int | None = field(default=None, metadata={"help": "Filled in by the trainer."})
     local_batch_size: int | None = field(default=None, metadata={"help": "Filled in by the trainer."})

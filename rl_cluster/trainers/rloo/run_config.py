@@ -177,9 +177,7 @@ def fill_in(config: RLOOConfig, batches: Batches) -> None:
     """The derived fields; BadInputError where the user has set one to something else."""
     # A configuration may serve several trainers, and be changed between them.
     before = vars(config).get("_filled_in", {})
-    config._filled_in = {  # type: ignore[attr-defined]
-        name: value for name, value in vars(batches).items() if name != "world_size"
-    }
+    config._filled_in = {name: value for name, value in vars(batches).items() if name != "world_size"}
     for name, value in vars(batches).items():
         asked = getattr(config, name)
         if asked not in (None, value, before.get(name)):
