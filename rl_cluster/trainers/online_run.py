@@ -24,9 +24,9 @@ from rl_cluster.loop.state import TRAINER_FILE, newest_checkpoint
 from rl_cluster.run_folder.claim import preparing
 from rl_cluster.run_folder.folder import open_run_folder
 from rl_cluster.run_folder.overwrite import check_overwritable
-from rl_cluster.trainers.arguments import read_settings
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import plain_metadata
+from rl_cluster.trainers.fields import read_settings
 from rl_cluster.trainers.model_folder import copy_model, model_target
 from rl_cluster.trainers.online_checks import num_parameters
 from rl_cluster.trainers.reward_trial import try_rewards

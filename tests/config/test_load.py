@@ -1,12 +1,20 @@
 """Loading: YAML and overrides become a RunConfig, or one readable message that lists everything wrong."""
 
+from typing import Any
+
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_cluster.config.algorithm import PPO
-from rl_cluster.config.reading.load import apply_override, dump_config, load_config, parse_config
+from rl_cluster.config.reading.load import (
+    apply_override,
+    dump_config,
+    load_config,
+    parse_config,
+    with_settings,
+)
 from rl_cluster.config.reading.yaml_text import dump_yaml, parse_yaml
 from rl_cluster.errors import BadInputError
 
@@ -243,3 +251,23 @@ def test_files_and_folders_that_exist_become_absolute_and_names_of_the_hub_stay(
     assert (config.model.path, config.model.reference_path) == (str(tmp_path / "small"), "org/name")
     train = config.data.train
     assert (train.path, train.eval_path) == (str(tmp_path / "rows.jsonl"), "absent.jsonl")
+
+
+def test_dotted_settings_are_applied_as_they_are() -> None:
+    data = {"run": {"name": "a"}, "rewards": {"scorers": [{"weight": 1.0}, {"weight": 2.0}]}, "model": None}
+    given = {"run.name": "12", "run.dir": None, "rewards.scorers.1.weight": 3, "model.lora.rank": 4}
+    assert with_settings(data, given) == {
+        "run": {"name": "12", "dir": None},
+        "rewards": {"scorers": [{"weight": 1.0}, {"weight": 3}]},
+        "model": {"lora": {"rank": 4}},
+    }
+    assert data["run"] == {"name": "a"}, "what is given stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("run.name.x", "'a' is a value"), ("run..x", "no dotted name"), (3, "no dotted name")],
+)
+def test_a_dotted_name_that_leads_nowhere_is_refused(name: Any, message: str) -> None:
+    with pytest.raises(BadInputError, match=rf"^PPOConfig\.settings\[{name!r}\]: {message}"):
+        with_settings({"run": {"name": "a"}}, {name: 1}, "PPOConfig.")

@@ -14,7 +14,7 @@ from rl_cluster.trainers import without_effect
 from rl_cluster.trainers.arguments import ACTS
 from rl_cluster.trainers.grpo.config import GRPOConfig
 from rl_cluster.trainers.grpo.run_config import (
-    OWN_FIELDS,
+    GRPO,
     OWN_REFUSED,
     Data,
     check_grpo_config,
@@ -39,7 +39,7 @@ def test_every_field_is_in_exactly_one_table() -> None:
     }
     never = {"ds3_gather_for_generation", "disable_dropout"}
     assert never < set(without_effect.GRPO)
-    assert sorted([*OWN_FIELDS, *OWN_REFUSED, *never]) == sorted(own)
+    assert sorted([*GRPO, *OWN_REFUSED, *never]) == sorted(own)
 
 
 ACTING = [
@@ -129,7 +129,7 @@ def test_every_own_field_has_a_case_above_or_in_the_trainers_tests() -> None:
     shown = {name for options, _, _ in ACTING for name in options} | ACTS
     elsewhere = {"max_prompt_length", "reward_weights", "overwrite_output_dir", "backend", "cluster"}
     elsewhere |= {"use_vllm"}
-    assert set(OWN_FIELDS) - shown - elsewhere == set()
+    assert set(GRPO) - shown - elsewhere == set()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Only the models are small ones, substituted by name, and the run folders are und
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import transformers
 
 from rl_cluster.modeling.scratch import build_model
 from rl_cluster.trainers.ppo import run as ppo_run
-from rl_cluster.trainers.ppo.run_config import with_settings
 from tests.seed_documents.stage import SCRATCH, save_models
 from tests.seed_documents.substitutions import MODELS
 
@@ -43,7 +43,11 @@ def names(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     )
     make = ppo_run.ppo_run_config
     quiet = {"cluster.cpus_per_worker": 1, "log.progress": "none"}
-    monkeypatch.setattr(ppo_run, "ppo_run_config", lambda *given: with_settings(make(*given), quiet))
+
+    def make_quiet(config: Any, place: Any) -> Any:
+        return make(dataclasses.replace(config, settings={**config.settings, **quiet}), place)
+
+    monkeypatch.setattr(ppo_run, "ppo_run_config", make_quiet)
     torch.manual_seed(0)
     return {"tokenizer": tokenizer, "model": build_model(SCRATCH, len(tokenizer), 0)}
 

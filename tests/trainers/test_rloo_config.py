@@ -12,10 +12,11 @@ from transformers import HfArgumentParser, TrainingArguments
 from rl_cluster.config import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers import without_effect
-from rl_cluster.trainers.arguments import ACTS, REFUSED, check_arguments
+from rl_cluster.trainers.argument_checks import REFUSED, check_arguments
+from rl_cluster.trainers.arguments import ACTS
 from rl_cluster.trainers.rloo.config import RLOOConfig
 from rl_cluster.trainers.rloo.run_config import (
-    OWN_FIELDS,
+    RLOO,
     Data,
     batches_of,
     check_rloo_config,
@@ -40,7 +41,7 @@ def test_every_field_is_in_exactly_one_table() -> None:
     names = [field.name for field in dataclasses.fields(TrainingArguments)]
     assert sorted([*ACTS, *REFUSED, *without_effect.TRAINING_ARGUMENTS]) == sorted(names)
     own = {field.name for field in dataclasses.fields(RLOOConfig)} - set(names)
-    assert own == {*OWN_FIELDS, "ds3_gather_for_generation"}
+    assert own == {*RLOO, "ds3_gather_for_generation"}
     assert "ds3_gather_for_generation" in without_effect.RLOO
 
 
@@ -186,7 +187,7 @@ def test_every_own_field_and_every_argument_that_acts_has_a_case_above() -> None
         *("optim", "ds3_gather_for_generation", "num_total_batches", "micro_batch_size", "local_batch_size"),
         *("batch_size", "local_mini_batch_size", "mini_batch_size"),
     }
-    assert (ACTS | set(OWN_FIELDS)) - shown - elsewhere == set()
+    assert (ACTS | set(RLOO)) - shown - elsewhere == set()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,25 +76,35 @@ def apply_override(data: dict[str, Any], override: str) -> dict[str, Any]:
     if not separator or not all(parts):
         raise BadInputError(f"override {override!r} is not of the form key.path=value, such as run.seed=1.")
     value = parse_yaml(text, f"override {override!r}")
-    result: dict[str, Any] = _set(data, parts, value, override)
+    result: dict[str, Any] = _set(data, parts, value, f"override {override!r}")
     return result
 
 
-def _set(node: Any, parts: list[str], value: Any, override: str) -> Any:
+def with_settings(data: Mapping[str, Any], settings: Mapping[str, Any], owner: str = "") -> dict[str, Any]:
+    """A copy of `data` with `{"dotted.name": value}` applied, each value as it is: None stays None, and "12"
+    stays text. owner: whose settings they are, for messages."""
+    made = dict(data)
+    for name, value in settings.items():
+        what = f"{owner}settings[{name!r}]"
+        if not isinstance(name, str) or not all(name.split(".")):
+            raise BadInputError(f"{what}: is no dotted name, such as run.seed.")
+        made = _set(made, name.split("."), value, what)
+    return made
+
+
+def _set(node: Any, parts: list[str], value: Any, what: str) -> Any:
     if not parts:
         return value
     head, rest = parts[0], parts[1:]
     if isinstance(node, list):
         if not head.isdigit() or int(head) >= len(node):
-            raise BadInputError(
-                f"override {override!r}: {head!r} is not an entry of a list of {len(node)}; count from 0."
-            )
-        return [_set(n, rest, value, override) if i == int(head) else n for i, n in enumerate(node)]
+            raise BadInputError(f"{what}: {head!r} is not an entry of a list of {len(node)}; count from 0.")
+        return [_set(n, rest, value, what) if i == int(head) else n for i, n in enumerate(node)]
     if node is None:
         node = {}
     if not isinstance(node, dict):
-        raise BadInputError(f"override {override!r}: {node!r} is a value and has no key {head!r}.")
-    return {**node, head: _set(node.get(head), rest, value, override)}
+        raise BadInputError(f"{what}: {node!r} is a value and has no key {head!r}.")
+    return {**node, head: _set(node.get(head), rest, value, what)}
 
 
 def _read(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rl_cluster.checks import check_number
 from rl_cluster.config.fit import DPO
 from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.fixed_data.checks import check_switch
+from rl_cluster.trainers.fields import check_switch
 from rl_cluster.trainers.fixed_data.pair_rows import from_lists, pair_rows
 from rl_cluster.trainers.fixed_data.preference_dataset import PreferenceDataset
 from rl_cluster.trainers.fixed_data.settings import FitSettings

@@ -6,25 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_cluster.config.fit import (
-    FitBatchConfig,
-    FitConfig,
-    FitDataConfig,
-    FitEvalConfig,
-    FitLogConfig,
-    FitSection,
-    Objective,
-)
+from rl_cluster.config.fit import FitConfig, Objective
 from rl_cluster.config.planning.backend import BackendChoice, choose_backend
-from rl_cluster.config.run import (
-    CheckpointConfig,
-    ClusterConfig,
-    LearnerConfig,
-    LoRAConfig,
-    ModelConfig,
-    OptimizerConfig,
-)
+from rl_cluster.config.reading.load import parse_as, with_settings
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers.fields import Table, settings_by
 from rl_cluster.trainers.fixed_data.checks import check_settings
 
 
@@ -77,6 +63,61 @@ class FitSettings:
         object.__setattr__(self, name, value)
 
 
+@dataclass(frozen=True)
+class _Facts:
+    model_path: str
+    num_parameters: int | None
+
+
+def _rows_per_step(settings: FitSettings, facts: _Facts) -> int:
+    return settings.batch_size * settings.gradient_accumulation_steps
+
+
+def _lora(settings: FitSettings, facts: _Facts) -> dict[str, Any] | None:
+    if settings.lora_rank is None:
+        return None
+    return {"rank": settings.lora_rank, "alpha": settings.lora_alpha, "dropout": settings.lora_dropout}
+
+
+def _backend(settings: FitSettings, facts: _Facts) -> str:
+    if settings.num_ranks > 1 and settings.backend == "auto":
+        return "ray"
+    return choose_backend(settings.backend, facts.num_parameters)
+
+
+FIT: Table = {
+    "model_name": ("model.path", lambda _, facts: facts.model_path),
+    "learning_rate": "optimizer.learning_rate",
+    "batch_size": ("batch.rows_per_step", _rows_per_step),
+    "gradient_accumulation_steps": ("batch.rows_per_step", _rows_per_step),
+    "num_epochs": "run.epochs",
+    "max_grad_norm": "optimizer.max_grad_norm",
+    "weight_decay": "optimizer.weight_decay",
+    "warmup_ratio": "warmup_ratio",
+    "lr_scheduler_type": "optimizer.schedule",
+    "max_length": "data.max_length",
+    "max_prompt_length": "data.max_prompt_length",
+    "eval_every": "eval.every",
+    "save_every": "checkpoint.every",
+    "device": ("cluster.device", lambda settings, _: _device(settings)),
+    "seed": "run.seed",
+    "bf16": ("model.dtype", lambda settings, _: "bfloat16" if settings.bf16 else "float32"),
+    "gradient_checkpointing": "model.gradient_checkpointing",
+    **dict.fromkeys(("lora_rank", "lora_alpha", "lora_dropout"), ("model.lora", _lora)),
+    "num_ranks": "learner.num_ranks",
+    "cpus_per_worker": "cluster.cpus_per_worker",
+    "tokens_per_micro_batch": "batch.tokens_per_micro_batch",
+    "backend": ("cluster.backend", _backend),
+    "output_dir": (
+        "run.dir",
+        lambda settings, _: None if settings.output_dir is None else str(settings.output_dir),
+    ),
+    "progress": "log.progress",
+    "report_to": ("log.tensorboard", lambda settings, _: settings.report_to == "tensorboard"),
+}
+"""Field of FitSettings -> what it sets in the FitConfig."""
+
+
 def fit_config(
     settings: FitSettings,
     objective: Objective,
@@ -86,58 +127,16 @@ def fit_config(
 ) -> FitConfig:
     """The same as a FitConfig. data: further fields of its data section."""
     check_settings(settings)
-    lora = settings.lora_rank
-    return FitConfig(
-        run=FitSection(
-            dir=None if settings.output_dir is None else str(settings.output_dir),
-            name=objective.name,
-            seed=settings.seed,
-            epochs=settings.num_epochs,
-        ),
-        model=ModelConfig(
-            path=str(model_path),
-            dtype="bfloat16" if settings.bf16 else "float32",
-            gradient_checkpointing=settings.gradient_checkpointing,
-            lora=None
-            if lora is None
-            else LoRAConfig(
-                rank=lora, alpha=float(settings.lora_alpha), dropout=float(settings.lora_dropout)
-            ),
-        ),
-        data=FitDataConfig(
-            source="given",
-            max_length=settings.max_length,
-            max_prompt_length=settings.max_prompt_length,
-            **data,
-        ),
-        objective=objective,
-        batch=FitBatchConfig(
-            rows_per_step=settings.batch_size * settings.gradient_accumulation_steps,
-            tokens_per_micro_batch=settings.tokens_per_micro_batch,
-        ),
-        optimizer=OptimizerConfig(
-            learning_rate=float(settings.learning_rate),
-            weight_decay=float(settings.weight_decay),
-            max_grad_norm=float(settings.max_grad_norm),
-            schedule=settings.lr_scheduler_type,
-        ),
-        warmup_ratio=float(settings.warmup_ratio),
-        learner=LearnerConfig(num_ranks=settings.num_ranks),
-        cluster=ClusterConfig(
-            backend="ray"
-            if settings.num_ranks > 1 and settings.backend == "auto"
-            else choose_backend(settings.backend, num_parameters),
-            device=_device(settings),
-            cpus_per_worker=settings.cpus_per_worker,
-        ),
-        eval=FitEvalConfig(every=settings.eval_every),
-        checkpoint=CheckpointConfig(every=settings.save_every, minutes=10.0 if settings.save_every else 0.0),
-        log=FitLogConfig(
-            tensorboard=settings.report_to == "tensorboard",
-            wandb_project="rl_cluster" if settings.report_to == "wandb" else None,
-            progress=settings.progress,
-        ),
-    )
+    fixed = {
+        "run.name": objective.name,
+        "data.source": "given",
+        **{f"data.{name}": value for name, value in data.items()},
+        "objective": objective.model_dump(mode="json", by_alias=True),
+        "checkpoint.minutes": 10.0 if settings.save_every else 0.0,
+        "log.wandb_project": "rl_cluster" if settings.report_to == "wandb" else None,
+    }
+    made = settings_by(FIT, settings, _Facts(str(model_path), num_parameters)) | fixed
+    return parse_as(FitConfig, with_settings({}, made), type(settings).__name__)
 
 
 def _device(settings: FitSettings) -> Literal["auto", "cpu", "cuda"]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rl_cluster.config.fit import SFT
 from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.fixed_data.checks import check_switch
+from rl_cluster.trainers.fields import check_switch
 from rl_cluster.trainers.fixed_data.pair_rows import table_rows
 from rl_cluster.trainers.fixed_data.settings import FitSettings
 from rl_cluster.trainers.fixed_data.trainer import FitTrainer, Rows

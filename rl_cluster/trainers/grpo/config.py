@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers.training_args import TrainingArguments
-
-from rl_cluster.trainers.arguments import before_transformers
+from rl_cluster.trainers.arguments import OnlineArguments
 
 
 @dataclass
-class GRPOConfig(TrainingArguments):
+class GRPOConfig(OnlineArguments):
     """Settings of a GRPOTrainer; HfArgumentParser reads them from a command line.
 
     `rl_cluster.trainers.grpo.run_config` says what becomes of each. Batch sizes count completions, steps
@@ -97,28 +95,6 @@ class GRPOConfig(TrainingArguments):
     )
     vllm_gpu_memory_utilization: float = field(default=0.85, metadata={"help": "On the Ray backend."})
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "On the Ray backend."})
-    ds3_gather_for_generation: bool = field(
-        default=True, metadata={"help": "Without effect: engines keep weights of their own."}
-    )
     disable_dropout: bool = field(
         default=False, metadata={"help": "Without effect: there is no dropout here."}
     )
-
-    warmup_ratio: float = field(default=0.0, metadata={"help": "Warm-up as a share of all updates."})
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Delete an earlier run in output_dir; else it is refused."}
-    )
-    backend: str = field(
-        default="auto",
-        metadata={"help": "local: in this process; ray: on workers; auto: local for small models."},
-    )
-    cluster: str | None = field(default=None, metadata={"help": "Address of a Ray cluster, as RAY_ADDRESS."})
-    progress: str = field(default="auto", metadata={"help": "auto, rich, plain or none."})
-    settings: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": 'Further settings of a run by dotted name, as JSON: {"learner.num_ranks": 2}.'},
-    )
-
-    def __post_init__(self) -> None:
-        before_transformers(self)
-        super().__post_init__()

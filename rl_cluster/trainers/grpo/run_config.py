@@ -15,19 +15,19 @@ from rl_cluster.checks import check_number, check_whole_number
 from rl_cluster.config.algorithm import CISPO_GREATEST_WEIGHT
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.arguments import (
-    Counts,
-    argument_sections,
-    build_config,
-    check_arguments,
-    check_backend,
-    num_steps,
+from rl_cluster.trainers.argument_checks import check_online
+from rl_cluster.trainers.arguments import ONLINE, Counts, num_steps, online_config, warmup
+from rl_cluster.trainers.fields import (
+    COUNT,
+    COUNT_OR_NONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Elsewhere,
+    Table,
+    check_fields,
     read_settings,
 )
 from rl_cluster.trainers.grpo.config import GRPOConfig
-from rl_cluster.trainers.grpo.fields import OWN_FIELDS as OWN_FIELDS
-from rl_cluster.trainers.grpo.fields import OWN_REFUSED
-from rl_cluster.trainers.grpo.place import check_where
 
 LOSS_TYPES = {
     "grpo": ("clip", "sequence_mean"),
@@ -43,6 +43,27 @@ dapo, by those of the update, so that micro-batches cannot change it."""
 RATIOS = {"token": "token", "sequence": "sequence_mean"}
 SCALES = {"group": "group", "batch": "batch", "none": "none", "true": "group", "false": "none"}
 """Also True and False, as before TRL had names for them."""
+
+
+RANGES = {
+    COUNT: "max_completion_length num_iterations",
+    COUNT_OR_NONE: "max_prompt_length num_generations_eval num_completions_to_print",
+    POSITIVE: "temperature sapo_temperature_neg sapo_temperature_pos",
+    NOT_NEGATIVE: "beta epsilon",
+}
+_WHOLE = "the importance ratios are about the whole distribution, not a part of it"
+OWN_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "top_p": ((1.0,), _WHOLE),
+    "top_k": ((0, -1, None), _WHOLE),
+    "min_p": ((None, 0.0), _WHOLE),
+    "repetition_penalty": ((1.0,), _WHOLE),
+    "delta": ((None,), "lower epsilon_high, or take loss_type='sapo'"),
+    "top_entropy_quantile": ((1.0,), "all tokens of a completion train"),
+    "multi_objective_aggregation": (("sum_then_normalize",), "weigh the rewards with reward_weights"),
+    "sync_ref_model": ((False,), "the reference stays as it is; start again from the exported model"),
+    "ref_model_mixup_alpha": ((0.6,), "it belongs to sync_ref_model; the reference stays as it is"),
+    "ref_model_sync_steps": ((512,), "it belongs to sync_ref_model; the reference stays as it is"),
+}
 
 
 @dataclass(frozen=True)
@@ -69,28 +90,21 @@ def check_grpo_config(config: GRPOConfig) -> None:
     """BadInputError for a value that no run could have."""
     if not isinstance(config, GRPOConfig):
         raise BadInputError(f"args={config!r:.60}: give a GRPOConfig, not {type(config).__name__}.")
-    check_arguments(config)
+    check_online(config)
     for name, (neutral, remedy) in OWN_REFUSED.items():
         if getattr(config, name) not in neutral:
             raise BadInputError(f"GRPOConfig.{name}={getattr(config, name)!r}: not here; {remedy}.")
-    for name in ("max_completion_length", "num_iterations"):
-        check_whole_number(f"GRPOConfig.{name}", getattr(config, name))
-    for name in ("max_prompt_length", "num_generations_eval", "num_completions_to_print"):
-        if getattr(config, name) is not None:
-            check_whole_number(f"GRPOConfig.{name}", getattr(config, name))
+    check_fields(config, RANGES, {})
     if not isinstance(config.num_generations, int) or config.num_generations < 2:
         raise BadInputError(
             f"GRPOConfig.num_generations={config.num_generations!r}: completions are compared with the "
             "others of their prompt, so at least 2 are needed."
         )
-    for name in ("temperature", "sapo_temperature_neg", "sapo_temperature_pos"):
-        check_number(f"GRPOConfig.{name}", getattr(config, name), above=0.0)
-    for name in ("beta", "epsilon", "warmup_ratio"):
-        check_number(f"GRPOConfig.{name}", getattr(config, name), at_least=0.0)
-    check_backend("GRPOConfig", config.backend)
-    check_where(config)
-    if config.warmup_ratio and config.warmup_steps:
-        raise BadInputError("GRPOConfig.warmup_ratio and warmup_steps are both given: give one.")
+    if config.use_vllm and read_settings(config.settings).get("cluster.backend", config.backend) == "local":
+        raise BadInputError(
+            'GRPOConfig.use_vllm=True: backend="local" samples with the learner\'s own model. Leave use_vllm '
+            'out, or set backend="ray".'
+        )
     _check_choices(config)
     _clip(config)
 
@@ -146,80 +160,6 @@ def counts_of(config: GRPOConfig, num_prompts: int, generation: Generation) -> C
     return num_steps(config, num_prompts, prompts, config.num_iterations * generation.mini_batches)
 
 
-def grpo_run_config(config: GRPOConfig, data: Data, generation: Generation, counts: Counts) -> RunConfig:
-    """The whole run, except where the models and prompts will lie. One loop step is one generation batch."""
-    sections = argument_sections(config, counts)
-    kwargs = _mapping(
-        "model_init_kwargs", config.model_init_kwargs, {"trust_remote_code", "dtype", "torch_dtype"}
-    )
-    stops = _mapping("generation_kwargs", config.generation_kwargs, {"stop", "stop_token_ids"})
-    if config.warmup_ratio:
-        sections["optimizer"]["warmup_steps"] = math.ceil(config.warmup_ratio * counts.updates)
-    sections["run"]["name"] = config.run_name or "grpo"
-    dtype = str(kwargs.get("dtype", kwargs.get("torch_dtype", ""))).removeprefix("torch.")
-    sections["model"] |= {
-        "trust_remote_code": bool(kwargs.get("trust_remote_code", False)),
-        "lora": None if data.lora is None else dict(data.lora),
-    }
-    if dtype not in ("", "float32", "bfloat16"):
-        raise BadInputError(f"GRPOConfig.model_init_kwargs: dtype={dtype!r}: must be float32 or bfloat16.")
-    if dtype == "bfloat16":
-        sections["model"]["dtype"] = dtype
-    sections["learner"] = {"num_ranks": generation.ranks}
-    sections["log"] |= _tables(config, counts)
-    sections["eval"] |= {
-        "num_prompts": max(1, data.num_eval),
-        "temperature": config.temperature,
-        "samples_per_prompt": config.num_generations_eval or config.num_generations,
-    }
-    sections["data"] = {
-        "train": {"source": "jsonl", "path": "start/prompts.jsonl"},
-        "held_out": 0,
-        "max_prompt_tokens": data.max_prompt_tokens,
-        "shuffle": config.shuffle_dataset,
-    }
-    longest = data.max_prompt_tokens + config.max_completion_length
-    sections["batch"] = {
-        "prompts_per_step": generation.size // config.num_generations,
-        "samples_per_prompt": config.num_generations,
-        "tokens_per_micro_batch": config.per_device_train_batch_size * longest,
-    }
-    sections["rollout"] = {
-        "temperature": config.temperature,
-        "max_new_tokens": config.max_completion_length,
-        "stop": [stops["stop"]] if isinstance(stops.get("stop"), str) else list(stops.get("stop", ())),
-        "stop_token_ids": list(stops.get("stop_token_ids", ())),
-        "gpu_memory_fraction": config.vllm_gpu_memory_utilization,
-        "tensor_parallel_size": config.vllm_tensor_parallel_size,
-    }
-    sections["rewards"] = {"scorers": list(data.scorers), "on_failure": "drop", "max_failure_fraction": 0.0}
-    sections["algorithm"] = grpo_algorithm(config, generation.mini_batches)
-    return build_config(sections, config.settings)
-
-
-def grpo_algorithm(config: GRPOConfig, mini_batches: int) -> dict[str, Any]:
-    """The section `algorithm`, as plain data."""
-    kind, aggregation = LOSS_TYPES[config.loss_type]
-    low, high = _clip(config)
-    return {
-        "name": "grpo",
-        "num_epochs": config.num_iterations,
-        "num_mini_batches": mini_batches,
-        "scale": SCALES[str(config.scale_rewards).lower()],
-        "kl": {"coef": config.beta, "place": "loss", "estimator": "k3"},
-        "loss": {
-            "kind": kind,
-            "aggregation": aggregation,
-            "ratio": RATIOS[config.importance_sampling_level],
-            "clip_low": low,
-            "clip_high": high,
-            "temperature_positive": config.sapo_temperature_pos,
-            "temperature_negative": config.sapo_temperature_neg,
-            "mask_truncated": config.mask_truncated_completions,
-        },
-    }
-
-
 def _clip(config: GRPOConfig) -> tuple[float, float]:
     """How far below and above 1 the ratio may go. For cispo epsilon_high is the bound itself, as in TRL, and
     there is none below."""
@@ -239,15 +179,6 @@ def _clip(config: GRPOConfig) -> tuple[float, float]:
     return config.epsilon, high
 
 
-def _tables(config: GRPOConfig, counts: Counts) -> dict[str, Any]:
-    every = config.logging_steps if config.logging_steps >= 1 else 1
-    return {
-        "progress": "none" if config.disable_tqdm else config.progress,
-        "samples_every": max(1, int(every // counts.updates_per_step)) if config.log_completions else 0,
-        "num_samples": config.num_completions_to_print or 5,
-    }
-
-
 def _mapping(name: str, value: Any, known: set[str]) -> dict[str, Any]:
     """A dict, or one as JSON text, with known keys only."""
     try:
@@ -257,3 +188,109 @@ def _mapping(name: str, value: Any, known: set[str]) -> dict[str, Any]:
     if not isinstance(given, Mapping | None) or set(given or {}) - known:
         raise BadInputError(f"GRPOConfig.{name}={value!r:.60}: may hold {', '.join(sorted(known))}.")
     return dict(given or {})
+
+
+@dataclass(frozen=True)
+class _Facts:
+    data: Data
+    generation: Generation
+    counts: Counts
+
+
+def _samples_every(config: GRPOConfig, facts: _Facts) -> int:
+    every = config.logging_steps if config.logging_steps >= 1 else 1
+    return max(1, int(every // facts.counts.updates_per_step)) if config.log_completions else 0
+
+
+def _init_kwargs(config: GRPOConfig) -> dict[str, Any]:
+    return _mapping(
+        "model_init_kwargs", config.model_init_kwargs, {"trust_remote_code", "dtype", "torch_dtype"}
+    )
+
+
+def _dtype(config: GRPOConfig) -> str:
+    kwargs = _init_kwargs(config)
+    dtype = str(kwargs.get("dtype", kwargs.get("torch_dtype", ""))).removeprefix("torch.")
+    if dtype not in ("", "float32", "bfloat16"):
+        raise BadInputError(f"GRPOConfig.model_init_kwargs: dtype={dtype!r}: must be float32 or bfloat16.")
+    return "bfloat16" if config.bf16 or dtype == "bfloat16" else "float32"
+
+
+def _warmup(config: GRPOConfig, facts: _Facts) -> int:
+    if config.warmup_ratio:
+        return math.ceil(config.warmup_ratio * facts.counts.updates)
+    return warmup(config, facts.counts.updates)
+
+
+def _stops(config: GRPOConfig) -> dict[str, Any]:
+    given = _mapping("generation_kwargs", config.generation_kwargs, {"stop", "stop_token_ids"})
+    stop = given.get("stop", ())
+    return {
+        "stop": [stop] if isinstance(stop, str) else list(stop),
+        "stop_token_ids": list(given.get("stop_token_ids", ())),
+    }
+
+
+_PROMPTS = (
+    "batch.prompts_per_step",
+    lambda config, facts: facts.generation.size // config.num_generations,
+)
+
+GRPO: Table = {
+    **ONLINE,
+    "num_generations": "batch.samples_per_prompt",
+    "num_generations_eval": (
+        "eval.samples_per_prompt",
+        lambda config, _: config.num_generations_eval or config.num_generations,
+    ),
+    "max_prompt_length": Elsewhere("longer prompts are refused (TRL cut them)"),
+    "max_completion_length": "rollout.max_new_tokens",
+    "generation_batch_size": _PROMPTS,
+    "steps_per_generation": ("algorithm.num_mini_batches", lambda _, facts: facts.generation.mini_batches),
+    "num_iterations": "algorithm.num_epochs",
+    "shuffle_dataset": "data.shuffle",
+    "model_init_kwargs": ("model.dtype", lambda config, _: _dtype(config)),
+    "temperature": "rollout.temperature eval.temperature",
+    "generation_kwargs": ("rollout.stop", lambda config, _: _stops(config)["stop"]),
+    "beta": "algorithm.kl.coef",
+    "epsilon": ("algorithm.loss.clip_low", lambda config, _: _clip(config)[0]),
+    "epsilon_high": ("algorithm.loss.clip_high", lambda config, _: _clip(config)[1]),
+    "loss_type": ("algorithm.loss.kind", lambda config, _: LOSS_TYPES[config.loss_type][0]),
+    "sapo_temperature_neg": "algorithm.loss.temperature_negative",
+    "sapo_temperature_pos": "algorithm.loss.temperature_positive",
+    "importance_sampling_level": (
+        "algorithm.loss.ratio",
+        lambda config, _: RATIOS[config.importance_sampling_level],
+    ),
+    "scale_rewards": ("algorithm.scale", lambda config, _: SCALES[str(config.scale_rewards).lower()]),
+    "reward_weights": Elsewhere("rewards.scorers.*.weight"),
+    "mask_truncated_completions": "algorithm.loss.mask_truncated",
+    "log_completions": ("log.samples_every", _samples_every),
+    "num_completions_to_print": ("log.num_samples", lambda config, _: config.num_completions_to_print or 5),
+    "use_vllm": Elsewhere("cluster.backend: ray, where the backend is left open"),
+    "vllm_gpu_memory_utilization": "rollout.gpu_memory_fraction",
+    "vllm_tensor_parallel_size": "rollout.tensor_parallel_size",
+    "warmup_ratio": ("optimizer.warmup_steps", _warmup),
+}
+"""Field of GRPOConfig that TrainingArguments has not -> what it sets in the RunConfig."""
+
+
+def grpo_run_config(config: GRPOConfig, data: Data, generation: Generation, counts: Counts) -> RunConfig:
+    """The whole run, except where the models and prompts will lie. One loop step is one generation batch."""
+    longest = data.max_prompt_tokens + config.max_completion_length
+    fixed = {
+        "run.name": config.run_name or "grpo",
+        "model.trust_remote_code": bool(_init_kwargs(config).get("trust_remote_code", False)),
+        "model.lora": None if data.lora is None else dict(data.lora),
+        "learner.num_ranks": generation.ranks,
+        "eval.num_prompts": max(1, data.num_eval),
+        "data.max_prompt_tokens": data.max_prompt_tokens,
+        "batch.tokens_per_micro_batch": config.per_device_train_batch_size * longest,
+        "rollout.stop_token_ids": _stops(config)["stop_token_ids"],
+        "rewards.scorers": list(data.scorers),
+        "algorithm.name": "grpo",
+        "algorithm.kl.place": "loss",
+        "algorithm.kl.estimator": "k3",
+        "algorithm.loss.aggregation": LOSS_TYPES[config.loss_type][1],
+    }
+    return online_config(GRPO, config, _Facts(data, generation, counts), counts, fixed)

@@ -17,7 +17,6 @@ from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import read_prompts, read_rows
 from rl_cluster.trainers.grpo.config import GRPOConfig
 from rl_cluster.trainers.grpo.lora import lora_section as lora_section
-from rl_cluster.trainers.grpo.place import backend_of
 from rl_cluster.trainers.grpo.rewards import grpo_rewards
 from rl_cluster.trainers.grpo.run_config import (
     Data,
@@ -101,8 +100,9 @@ class GRPOTrainer(OnlineTrainer):
         )
         for call in calls:
             call.state = hooks.state
+        backend = "ray" if args.use_vllm and args.backend == "auto" else args.backend
         run = OnlineRun(
-            with_backend(run_config, backend_of(args), args.cluster, args.settings, model),
+            with_backend(run_config, backend, args.cluster, args.settings, model),
             Parts(model, None, tokenizer, train, held_out, sources),
             hooks,
             evaluates=args.eval_strategy.value != "no",

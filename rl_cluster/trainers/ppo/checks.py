@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rl_cluster.checks import check_number, check_whole_number
 from rl_cluster.config.algorithm import KLConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.arguments import check_cluster
 from rl_cluster.trainers.defaults import is_given
+from rl_cluster.trainers.fields import (
+    COUNT,
+    COUNT_OR_0,
+    COUNT_OR_NONE,
+    NOT_NEGATIVE,
+    NOT_NEGATIVE_OR_NONE,
+    POSITIVE,
+    POSITIVE_OR_NONE,
+    Range,
+    check_cluster,
+    check_fields,
+    read_settings,
+)
 from rl_cluster.trainers.ppo.config import PPOConfig
 
 LONGEST_PROMPT = 512
@@ -16,59 +27,30 @@ LONGEST_PROMPT = 512
 Estimator = Literal["k1", "k2", "abs", "exact"]
 ESTIMATORS: dict[str, Estimator] = {"kl": "k1", "mse": "k2", "abs": "abs", "full": "exact"}
 
-WHOLE = {
-    "batch_size": 1,
-    "mini_batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "ppo_epochs": 1,
-    "max_new_tokens": 1,
-    "num_iterations": 1,
-    "save_every": 0,
-    "eval_every": 0,
-    "epochs": 0,
-    "samples_per_prompt": 1,
-    "warmup_steps": 0,
-    "critic_warmup_steps": 0,
-    "seed": 0,
-}
-POSITIVE = (
-    "learning_rate",
-    "clip_ratio",
-    "value_clip",
-    "max_grad_norm",
-    "kl_target",
-    "target",
-    "temperature",
-    "top_p",
-    "target_kl",
+RANGES = {
+    COUNT: "batch_size mini_batch_size gradient_accumulation_steps ppo_epochs max_new_tokens num_iterations "
+    "samples_per_prompt",
+    COUNT_OR_0: "save_every eval_every epochs warmup_steps critic_warmup_steps seed",
+    COUNT_OR_NONE: "max_prompt_length",
+    POSITIVE: "learning_rate value_clip max_grad_norm kl_target target temperature target_kl "
     "reward_timeout_seconds",
-)
-AT_LEAST = {
-    "kl_penalty_coef": 0.0,
-    "init_kl_coef": 0.0,
-    "kl_horizon": 1.0,
-    "horizon": 1.0,
-    "entropy_coef": 0.0,
-    "value_coef": 0.0,
-    "length_penalty": 0.0,
-    "gamma": 0.0,
-    "lam": 0.0,
+    POSITIVE_OR_NONE: "reward_clip",
+    NOT_NEGATIVE: "kl_penalty_coef init_kl_coef entropy_coef value_coef length_penalty",
+    NOT_NEGATIVE_OR_NONE: "missing_eos_penalty",
+    Range(at_least=1.0): "kl_horizon horizon",
+    Range(at_least=0.0, at_most=1.0): "gamma lam",
+    Range(above=0.0, at_most=1.0): "clip_ratio top_p",
 }
-AT_MOST_ONE = ("gamma", "lam", "clip_ratio", "top_p")
-SWITCH = (True, False)
+SWITCHES = (
+    "separate_critic early_stopping whiten_rewards whiten_advantages bf16 gradient_checkpointing tensorboard"
+)
 CHOICES: dict[str, tuple[object, ...]] = {
     "learning_rate_schedule": ("constant", "linear", "cosine"),
     "normalize_rewards": ("none", "batch", "running"),
     "backend": ("auto", "local", "ray"),
     "progress": ("auto", "rich", "plain", "none"),
     "adap_kl_ctrl": (None, True, False),
-    "separate_critic": SWITCH,
-    "early_stopping": SWITCH,
-    "whiten_rewards": SWITCH,
-    "whiten_advantages": SWITCH,
-    "bf16": SWITCH,
-    "gradient_checkpointing": SWITCH,
-    "tensorboard": SWITCH,
+    **dict.fromkeys(SWITCHES.split(), (True, False)),
 }
 
 
@@ -76,33 +58,11 @@ def check_ppo_config(config: PPOConfig) -> None:
     """BadInputError for a value that no run could have."""
     if not isinstance(config, PPOConfig):
         raise BadInputError(f"config={config!r:.60}: give a PPOConfig, not {type(config).__name__}.")
-    _check_numbers(config)
-    for name, choices in CHOICES.items():
-        if getattr(config, name) not in choices:
-            options = ", ".join(map(str, choices))
-            raise BadInputError(f"PPOConfig.{name}={getattr(config, name)!r}: must be one of {options}.")
+    check_fields(config, RANGES, CHOICES)
     kl_config(config)
     device_of(config)
-    check_cluster("PPOConfig", config.cluster, config.backend, config.settings)
+    check_cluster("PPOConfig", config.cluster, config.backend, read_settings(config.settings, "PPOConfig."))
     num_mini_batches(config)
-
-
-def _check_numbers(config: PPOConfig) -> None:
-    for name, least in WHOLE.items():
-        check_whole_number(f"PPOConfig.{name}", getattr(config, name), at_least=least)
-    if config.max_prompt_length is not None:
-        check_whole_number("PPOConfig.max_prompt_length", config.max_prompt_length)
-    for name in POSITIVE:
-        check_number(f"PPOConfig.{name}", getattr(config, name), above=0.0)
-    for name, floor in AT_LEAST.items():
-        check_number(f"PPOConfig.{name}", getattr(config, name), at_least=floor)
-    if config.missing_eos_penalty is not None:
-        check_number("PPOConfig.missing_eos_penalty", config.missing_eos_penalty, at_least=0.0)
-    if config.reward_clip is not None:
-        check_number("PPOConfig.reward_clip", config.reward_clip, above=0.0)
-    for name in AT_MOST_ONE:
-        if getattr(config, name) > 1:
-            raise BadInputError(f"PPOConfig.{name}={getattr(config, name)!r}: must be at most 1.")
 
 
 def kl_config(config: PPOConfig) -> KLConfig:
@@ -174,13 +134,8 @@ def prompt_limit(config: PPOConfig, max_positions: int | None) -> int:
 
 def device_of(config: PPOConfig) -> Literal["auto", "cpu", "cuda"]:
     """None, "cpu", "cuda", "cuda:0" or a torch.device."""
-    names: dict[str, Literal["auto", "cpu", "cuda"]] = {
-        "None": "auto",
-        "auto": "auto",
-        "cpu": "cpu",
-        "cuda": "cuda",
-        "cuda:0": "cuda",
-    }
+    names: dict[str, Literal["auto", "cpu", "cuda"]]
+    names = {"None": "auto", "auto": "auto", "cpu": "cpu", "cuda": "cuda", "cuda:0": "cuda"}
     name = str(config.device)
     if name not in names:
         raise BadInputError(f'PPOConfig.device={config.device!r}: must be None, "cpu" or "cuda".')

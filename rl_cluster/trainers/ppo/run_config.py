@@ -9,23 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rl_cluster.config.algorithm import PPO, CriticConfig, PolicyLossConfig
-from rl_cluster.config.data import DataConfig, EvalConfig, FileSource
 from rl_cluster.config.environment import EnvironmentConfig
-from rl_cluster.config.reading.load import parse_as
-from rl_cluster.config.reward import RewardConfig, ScorerConfig, ShapingConfig
-from rl_cluster.config.run import (
-    BatchConfig,
-    CheckpointConfig,
-    ClusterConfig,
-    LogConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RolloutConfig,
-    RunConfig,
-    RunSection,
-)
-from rl_cluster.errors import BadInputError
+from rl_cluster.config.reading.load import parse_config, with_settings
+from rl_cluster.config.reward import ScorerConfig
+from rl_cluster.config.run import RunConfig
+from rl_cluster.trainers.fields import Elsewhere, Table, read_settings, settings_by
 from rl_cluster.trainers.ppo.checks import (
     check_ppo_config,
     device_of,
@@ -61,108 +49,94 @@ class RunPlace:
     stop: Sequence[str] = ()
 
 
+_KL = ("algorithm.kl", lambda config, _: kl_config(config).model_dump())
+_STOP = (
+    "algorithm.stop_at_approx_kl",
+    lambda config, _: EARLY_STOPPING_FACTOR * config.target_kl if config.early_stopping else None,
+)
+
+
+def _tokens_per_micro_batch(config: PPOConfig, place: RunPlace) -> int:
+    return config.mini_batch_size * (prompt_limit(config, place.max_positions) + config.max_new_tokens)
+
+
+PPO: Table = {
+    "model_name": Elsewhere("model.path, where the trainer is given no model"),
+    "learning_rate": "optimizer.learning_rate",
+    "batch_size": "batch.prompts_per_step",
+    "mini_batch_size": ("batch.tokens_per_micro_batch", _tokens_per_micro_batch),
+    "gradient_accumulation_steps": ("algorithm.num_mini_batches", lambda config, _: num_mini_batches(config)),
+    "ppo_epochs": "algorithm.num_epochs",
+    "gamma": "algorithm.gamma",
+    "lam": "algorithm.lam",
+    "clip_ratio": "algorithm.loss.clip_low algorithm.loss.clip_high",
+    "value_clip": "algorithm.critic.clip_value",
+    "max_grad_norm": "optimizer.max_grad_norm",
+    **dict.fromkeys(("kl_penalty_coef", "kl_target", "kl_horizon", "kl_penalty", "adap_kl_ctrl"), _KL),
+    **dict.fromkeys(("init_kl_coef", "target", "horizon"), _KL),
+    "entropy_coef": "algorithm.loss.entropy_coef",
+    "value_coef": "algorithm.critic.value_coef",
+    "max_new_tokens": "rollout.max_new_tokens",
+    "temperature": "rollout.temperature eval.temperature",
+    "top_p": "eval.top_p",
+    "num_iterations": "run.steps",
+    "save_every": "checkpoint.every",
+    "eval_every": ("eval.every", lambda config, place: config.eval_every if place.eval_path else 0),
+    "device": ("cluster.device", lambda config, _: device_of(config)),
+    "epochs": Elsewhere("a loop of the caller's own"),
+    "samples_per_prompt": "batch.samples_per_prompt",
+    "max_prompt_length": (
+        "data.max_prompt_tokens",
+        lambda config, place: prompt_limit(config, place.max_positions),
+    ),
+    "learning_rate_schedule": "optimizer.schedule",
+    "warmup_steps": "optimizer.warmup_steps",
+    "critic_warmup_steps": "algorithm.critic.warmup_steps",
+    "separate_critic": "algorithm.critic.separate",
+    "early_stopping": _STOP,
+    "target_kl": _STOP,
+    "whiten_rewards": "algorithm.whiten_rewards",
+    "whiten_advantages": "algorithm.whiten_advantages",
+    "missing_eos_penalty": "rewards.shaping.missing_eos_penalty",
+    "length_penalty": "rewards.shaping.length_penalty",
+    "normalize_rewards": "rewards.shaping.normalize",
+    "reward_clip": "rewards.shaping.clip",
+    "reward_timeout_seconds": Elsewhere("rewards.scorers.0.timeout_seconds"),
+    "bf16": ("model.dtype", lambda config, _: "bfloat16" if config.bf16 else "float32"),
+    "gradient_checkpointing": "model.gradient_checkpointing",
+    "seed": "run.seed",
+    "backend": ("cluster.backend", lambda _, place: place.backend),
+    "cluster": Elsewhere("the Ray cluster to connect to"),
+    "output_dir": ("run.dir", lambda _, place: place.run_dir),
+    "tensorboard": "log.tensorboard",
+    "progress": "log.progress",
+    "settings": Elsewhere("anything by its dotted name"),
+}
+"""Field of PPOConfig -> what it sets in the RunConfig."""
+
+
 def ppo_run_config(config: PPOConfig, place: RunPlace) -> RunConfig:
     """Raises BadInputError that names the PPOConfig field."""
     check_ppo_config(config)
-    limit = prompt_limit(config, place.max_positions)
-    run = RunConfig(
-        run=RunSection(dir=place.run_dir, name="ppo", seed=config.seed, steps=config.num_iterations),
-        model=ModelConfig(
-            path=place.model_path,
-            reference_path=place.reference_path,
-            dtype="bfloat16" if config.bf16 else "float32",
-            gradient_checkpointing=config.gradient_checkpointing,
-        ),
-        data=DataConfig(
-            train=FileSource(source="jsonl", path=place.prompts_path, eval_path=place.eval_path),
-            max_prompt_tokens=limit,
-            held_out=0,
-        ),
-        rewards=RewardConfig(scorers=(place.scorer,), shaping=_shaping(config)),
-        batch=BatchConfig(
-            prompts_per_step=config.batch_size,
-            samples_per_prompt=config.samples_per_prompt,
-            tokens_per_micro_batch=config.mini_batch_size * (limit + config.max_new_tokens),
-        ),
-        rollout=RolloutConfig(
-            temperature=place.temperature or config.temperature,
-            max_new_tokens=config.max_new_tokens,
-            stop=tuple(place.stop),
-            environment=place.environment,
-        ),
-        algorithm=_algorithm(config),
-        optimizer=OptimizerConfig(
-            learning_rate=config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            schedule=config.learning_rate_schedule,  # type: ignore[arg-type]
-            warmup_steps=config.warmup_steps,
-        ),
-        cluster=ClusterConfig(backend=place.backend, device=device_of(config)),
-        eval=EvalConfig(
-            every=config.eval_every if place.eval_path else 0,
-            num_prompts=MAX_EVAL_PROMPTS,
-            temperature=config.temperature,
-            top_p=config.top_p,
-        ),
-        checkpoint=CheckpointConfig(every=config.save_every, minutes=10.0 if config.save_every else 0.0),
-        log=LogConfig(
-            samples_every=0,
-            trajectories=False,
-            tensorboard=config.tensorboard,
-            progress=config.progress,  # type: ignore[arg-type]
-        ),
-    )
-    return with_settings(run, config.settings)
-
-
-def _algorithm(config: PPOConfig) -> PPO:
-    return PPO(
-        gamma=config.gamma,
-        lam=config.lam,
-        whiten_rewards=config.whiten_rewards,
-        whiten_advantages=config.whiten_advantages,
-        critic=CriticConfig(
-            separate=config.separate_critic,
-            value_coef=config.value_coef,
-            clip_value=config.value_clip,
-            warmup_steps=config.critic_warmup_steps,
-        ),
-        num_epochs=config.ppo_epochs,
-        num_mini_batches=num_mini_batches(config),
-        stop_at_approx_kl=EARLY_STOPPING_FACTOR * config.target_kl if config.early_stopping else None,
-        kl=kl_config(config),
-        loss=PolicyLossConfig(
-            clip_low=float(config.clip_ratio),
-            clip_high=float(config.clip_ratio),
-            entropy_coef=config.entropy_coef,
-        ),
-    )
-
-
-def _shaping(config: PPOConfig) -> ShapingConfig:
-    return ShapingConfig(
-        missing_eos_penalty=config.missing_eos_penalty,
-        length_penalty=config.length_penalty,
-        normalize=config.normalize_rewards,  # type: ignore[arg-type]
-        clip=config.reward_clip,
-    )
-
-
-def with_settings(run: RunConfig, settings: Any) -> RunConfig:
-    """run with dotted settings replaced, checked as a configuration file is."""
-    if not settings:
-        return run
-    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
-        raise BadInputError(f"PPOConfig.settings={settings!r:.60}: give a dict of dotted names and values.")
-    data = run.model_dump(mode="json", by_alias=True)
-    for name, value in settings.items():
-        node = data
-        *sections, last = name.split(".")
-        for section in sections:
-            if node.get(section) is None:
-                node[section] = {}
-            node = node[section]
-            if not isinstance(node, dict):
-                raise BadInputError(f"PPOConfig.settings[{name!r}]: {section!r} has no settings inside it.")
-        node[last] = value
-    return parse_as(RunConfig, data, "PPOConfig.settings")
+    fixed: dict[str, Any] = {
+        "run.name": "ppo",
+        "model.path": place.model_path,
+        "model.reference_path": place.reference_path,
+        "data.train": {"source": "jsonl", "path": place.prompts_path, "eval_path": place.eval_path},
+        "data.held_out": 0,
+        "rewards.scorers": [place.scorer.model_dump(mode="json", by_alias=True)],
+        "rollout.stop": list(place.stop),
+        "algorithm.name": "ppo",
+        "eval.num_prompts": MAX_EVAL_PROMPTS,
+        "checkpoint.minutes": 10.0 if config.save_every else 0.0,
+        "log.samples_every": 0,
+        "log.trajectories": False,
+    }
+    if place.temperature:
+        fixed["rollout.temperature"] = place.temperature
+    if place.environment is not None:
+        fixed["rollout.environment"] = place.environment.model_dump(mode="json", by_alias=True)
+    settings = settings_by(PPO, config, place) | fixed
+    given = read_settings(config.settings, "PPOConfig.")
+    data = with_settings(with_settings({}, settings), given, "PPOConfig.")
+    return parse_config(data, "PPOConfig.settings" if given else "PPOConfig")

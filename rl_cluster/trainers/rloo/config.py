@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from transformers.training_args import TrainingArguments
-
-from rl_cluster.trainers.arguments import before_transformers
+from rl_cluster.trainers.arguments import OnlineArguments
 
 
 @dataclass
-class RLOOConfig(TrainingArguments):
+class RLOOConfig(OnlineArguments):
     """Settings of an RLOOTrainer; HfArgumentParser reads them from a command line.
 
     `rl_cluster.trainers.rloo.run_config` says what becomes of each. Batch sizes count completions: one update
@@ -66,14 +64,7 @@ class RLOOConfig(TrainingArguments):
         default=False,
         metadata={"help": "Charge each token for the divergence from it on, not the completion."},
     )
-    ds3_gather_for_generation: bool = field(
-        default=True, metadata={"help": "Without effect: engines keep weights of their own."}
-    )
 
-    warmup_ratio: float = field(default=0.0, metadata={"help": "Warm-up as a share of all updates."})
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Delete an earlier run in output_dir; else it is refused."}
-    )
     world_size: int | None = field(default=None, metadata={"help": "Learner ranks; default 1."})
     num_total_batches: int | None = field(default=None, metadata={"help": "Filled in by the trainer."})
     micro_batch_size: int | None = field(default=None, metadata={"help": "Filled in by the trainer."})
@@ -81,18 +72,3 @@ class RLOOConfig(TrainingArguments):
     batch_size: int | None = field(default=None, metadata={"help": "Filled in by the trainer."})
     local_mini_batch_size: int | None = field(default=None, metadata={"help": "Filled in by the trainer."})
     mini_batch_size: int | None = field(default=None, metadata={"help": "Filled in by the trainer."})
-
-    backend: str = field(
-        default="auto",
-        metadata={"help": "local: in this process; ray: on workers; auto: local for small models."},
-    )
-    cluster: str | None = field(default=None, metadata={"help": "Address of a Ray cluster, as RAY_ADDRESS."})
-    progress: str = field(default="auto", metadata={"help": "auto, rich, plain or none."})
-    settings: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": 'Further settings of a run by dotted name, as JSON: {"learner.num_ranks": 2}.'},
-    )
-
-    def __post_init__(self) -> None:
-        before_transformers(self)
-        super().__post_init__()

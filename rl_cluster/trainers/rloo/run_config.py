@@ -10,60 +10,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl_cluster.checks import check_number, check_whole_number
+from rl_cluster.checks import check_whole_number
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.trainers.arguments import (
-    Counts,
-    argument_sections,
-    build_config,
-    check_arguments,
-    check_backend,
-    check_cluster,
+from rl_cluster.trainers.argument_checks import check_online
+from rl_cluster.trainers.arguments import ONLINE, Counts, online_config
+from rl_cluster.trainers.fields import (
+    COUNT,
+    COUNT_OR_0,
+    COUNT_OR_NONE,
+    NOT_NEGATIVE,
+    NOT_NEGATIVE_OR_NONE,
+    POSITIVE,
+    Elsewhere,
+    Range,
+    Table,
+    check_fields,
     read_settings,
 )
 from rl_cluster.trainers.rloo.config import RLOOConfig
 
-OWN_FIELDS = {
-    "total_episodes": "run.steps",
-    "exp_name": "run.name",
-    "sft_model_path": "model.path, where no policy is given",
-    "reward_model_path": "a reward_model scorer, where no reward_model is given",
-    "num_ppo_epochs": "algorithm.num_epochs",
-    "num_mini_batches": "algorithm.num_mini_batches, and the size of a batch",
-    "local_rollout_forward_batch_size": "rollout.max_concurrent_sequences",
-    "num_sample_generations": "log.samples_every",
-    "response_length": "rollout.max_new_tokens",
-    "stop_token": "rollout.stop_token_ids",
-    "stop_token_id": "rollout.stop_token_ids",
-    "temperature": "rollout.temperature",
-    "missing_eos_penalty": "rewards.shaping.missing_eos_penalty",
-    "whiten_rewards": "algorithm.whiten_rewards",
-    "kl_coef": "algorithm.kl.coef",
-    "cliprange": "algorithm.loss.clip_low and clip_high",
-    "rloo_k": "batch.samples_per_prompt",
-    "normalize_reward": "rewards.shaping.normalize",
-    "reward_clip_range": "rewards.shaping.clip",
-    "normalize_advantage": "algorithm.normalize_advantage",
-    "token_level_kl": "algorithm.kl.place",
-    "warmup_ratio": "optimizer.warmup_steps",
-    "overwrite_output_dir": "an earlier run in output_dir is deleted",
-    "world_size": "learner.num_ranks",
-    "num_total_batches": "run.steps",
-    "micro_batch_size": "derived",
-    "local_batch_size": "derived",
-    "batch_size": "derived: batch.prompts_per_step × samples_per_prompt",
-    "local_mini_batch_size": "derived",
-    "mini_batch_size": "derived",
-    "backend": "cluster.backend",
-    "cluster": "the Ray cluster to connect to",
-    "progress": "log.progress",
-    "settings": "anything by its dotted name",
+RANGES = {
+    COUNT: "num_ppo_epochs num_mini_batches response_length local_rollout_forward_batch_size",
+    COUNT_OR_0: "num_sample_generations",
+    COUNT_OR_NONE: "total_episodes",
+    POSITIVE: "temperature reward_clip_range",
+    Range(above=0.0, at_most=1.0): "cliprange",
+    NOT_NEGATIVE: "kl_coef",
+    NOT_NEGATIVE_OR_NONE: "missing_eos_penalty",
 }
-"""Field of RLOOConfig that TrainingArguments has not -> what it sets in the RunConfig."""
-
-WHOLE = ("num_ppo_epochs", "num_mini_batches", "response_length", "local_rollout_forward_batch_size")
-SWITCHES = ("whiten_rewards", "normalize_reward", "normalize_advantage", "token_level_kl")
+SWITCHES = "whiten_rewards normalize_reward normalize_advantage token_level_kl"
 
 
 @dataclass(frozen=True)
@@ -94,39 +70,16 @@ def check_rloo_config(config: RLOOConfig) -> None:
     """BadInputError for a value that no run could have."""
     if not isinstance(config, RLOOConfig):
         raise BadInputError(f"config={config!r:.60}: give an RLOOConfig, not {type(config).__name__}.")
-    check_arguments(config)
-    _check_numbers(config)
-    _check_stops(config)
-    for name in SWITCHES:
-        if not isinstance(getattr(config, name), bool):
-            raise BadInputError(f"RLOOConfig.{name}={getattr(config, name)!r}: must be True or False.")
-    check_backend("RLOOConfig", config.backend)
-    check_cluster("RLOOConfig", config.cluster, config.backend, read_settings(config.settings))
-    if config.total_episodes is not None and config.max_steps > 0:
-        raise BadInputError("RLOOConfig.total_episodes and max_steps are both given: give one.")
-    if config.warmup_ratio and config.warmup_steps:
-        raise BadInputError("RLOOConfig.warmup_ratio and warmup_steps are both given: give one.")
-
-
-def _check_numbers(config: RLOOConfig) -> None:
-    for name in WHOLE:
-        check_whole_number(f"RLOOConfig.{name}", getattr(config, name))
-    check_whole_number("RLOOConfig.num_sample_generations", config.num_sample_generations, at_least=0)
-    if config.total_episodes is not None:
-        check_whole_number("RLOOConfig.total_episodes", config.total_episodes)
+    check_online(config)
+    check_fields(config, RANGES, {}, SWITCHES)
     if not isinstance(config.rloo_k, int) or config.rloo_k < 2:
         raise BadInputError(
             f"RLOOConfig.rloo_k={config.rloo_k!r}: the baseline of a completion is the mean of the others of "
             "its prompt, so at least 2 are needed."
         )
-    for name in ("temperature", "cliprange", "reward_clip_range"):
-        check_number(f"RLOOConfig.{name}", getattr(config, name), above=0.0)
-    if config.cliprange > 1:
-        raise BadInputError(f"RLOOConfig.cliprange={config.cliprange!r}: must be at most 1.")
-    for name in ("kl_coef", "warmup_ratio"):
-        check_number(f"RLOOConfig.{name}", getattr(config, name), at_least=0.0)
-    if config.missing_eos_penalty is not None:
-        check_number("RLOOConfig.missing_eos_penalty", config.missing_eos_penalty, at_least=0.0)
+    if config.total_episodes is not None and config.max_steps > 0:
+        raise BadInputError("RLOOConfig.total_episodes and max_steps are both given: give one.")
+    _check_stops(config)
 
 
 def _check_stops(config: RLOOConfig) -> None:
@@ -188,74 +141,6 @@ def fill_in(config: RLOOConfig, batches: Batches) -> None:
         setattr(config, name, value)
 
 
-def rloo_run_config(config: RLOOConfig, data: Data, batches: Batches) -> RunConfig:
-    """The whole run, except where the models and prompts will lie. One loop step is one batch of TRL's."""
-    updates = config.num_ppo_epochs * config.num_mini_batches
-    prompts_per_step = batches.batch_size // config.rloo_k
-    counts = Counts(batches.num_total_batches, updates, data.num_train / prompts_per_step)
-    # TRL counts logging, saving and evaluating in batches.
-    sections = argument_sections(config, Counts(counts.steps, 1, counts.steps_per_epoch))
-    sections["optimizer"]["warmup_steps"] = _warmup_updates(config, counts)
-    sections["run"]["name"] = config.run_name or config.exp_name
-    sections["learner"] = {"num_ranks": batches.world_size}
-    sections["log"]["progress"] = "none" if config.disable_tqdm else config.progress
-    tables = config.num_sample_generations
-    sections["log"]["samples_every"] = max(1, counts.steps // tables) if tables else 0
-    sections["eval"] |= {"num_prompts": max(1, data.num_eval), "temperature": 0.0}
-    sections["data"] = {
-        "train": {"source": "jsonl", "path": "start/prompts.jsonl"},
-        "held_out": 0,
-        "max_prompt_tokens": data.max_prompt_tokens,
-    }
-    sections["batch"] = {
-        "prompts_per_step": prompts_per_step,
-        "samples_per_prompt": config.rloo_k,
-        "tokens_per_micro_batch": config.per_device_train_batch_size
-        * (data.max_prompt_tokens + config.response_length),
-    }
-    sections["rollout"] = {
-        "temperature": config.temperature,
-        "max_new_tokens": config.response_length,
-        "stop_token_ids": _stop_token_ids(config, data.eos_token_id),
-        "max_concurrent_sequences": config.local_rollout_forward_batch_size,
-    }
-    sections["rewards"] = {
-        "scorers": list(data.scorers),
-        "on_failure": "drop",
-        "max_failure_fraction": 0.0,
-        "shaping": {
-            "missing_eos_penalty": config.missing_eos_penalty,
-            "normalize": "batch" if config.normalize_reward else "none",
-            "clip": config.reward_clip_range if config.normalize_reward else None,
-        },
-    }
-    sections["algorithm"] = rloo_algorithm(config)
-    return build_config(sections, config.settings)
-
-
-def rloo_algorithm(config: RLOOConfig) -> dict[str, Any]:
-    """The section `algorithm`, as plain data. One ratio per completion, also under token_level_kl."""
-    return {
-        "name": "rloo",
-        "num_epochs": config.num_ppo_epochs,
-        "num_mini_batches": config.num_mini_batches,
-        "whiten_rewards": config.whiten_rewards,
-        "normalize_advantage": config.normalize_advantage,
-        "kl": {
-            "coef": config.kl_coef,
-            "place": "reward_token" if config.token_level_kl else "reward_sequence",
-            "estimator": "k1",
-        },
-        "loss": {
-            "kind": "clip",
-            "ratio": "sequence",
-            "aggregation": "sequence_mean",
-            "clip_low": config.cliprange,
-            "clip_high": config.cliprange,
-        },
-    }
-
-
 def _stop_token_ids(config: RLOOConfig, eos_token_id: int) -> list[int]:
     if config.stop_token == "eos":
         return [eos_token_id]
@@ -277,3 +162,94 @@ def _ranks(config: RLOOConfig) -> int:
             f"RLOOConfig.world_size={config.world_size!r}: settings['learner.num_ranks'] says {asked!r}."
         )
     return int(asked or config.world_size or 1)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    data: Data
+    batches: Batches
+    counts: Counts
+    """Of updates."""
+
+
+def _samples_every(config: RLOOConfig, facts: _Facts) -> int:
+    tables = config.num_sample_generations
+    return max(1, facts.counts.steps // tables) if tables else 0
+
+
+def _micro_batch(config: RLOOConfig, facts: _Facts) -> int:
+    return config.per_device_train_batch_size * (facts.data.max_prompt_tokens + config.response_length)
+
+
+_STOPS = ("rollout.stop_token_ids", lambda config, facts: _stop_token_ids(config, facts.data.eos_token_id))
+_STEPS = ("run.steps", lambda _, facts: facts.batches.num_total_batches)
+_WARMUP = ("optimizer.warmup_steps", lambda config, facts: _warmup_updates(config, facts.counts))
+_DERIVED = Elsewhere("derived")
+
+RLOO: Table = {
+    **ONLINE,
+    "exp_name": ("run.name", lambda config, _: config.run_name or config.exp_name),
+    "sft_model_path": Elsewhere("model.path, where no policy is given"),
+    "reward_model_path": Elsewhere("a reward_model scorer, where no reward_model is given"),
+    "total_episodes": _STEPS,
+    "num_ppo_epochs": "algorithm.num_epochs",
+    "num_mini_batches": "algorithm.num_mini_batches",
+    "local_rollout_forward_batch_size": "rollout.max_concurrent_sequences",
+    "num_sample_generations": ("log.samples_every", _samples_every),
+    "response_length": "rollout.max_new_tokens",
+    "stop_token": _STOPS,
+    "stop_token_id": _STOPS,
+    "temperature": "rollout.temperature",
+    "missing_eos_penalty": "rewards.shaping.missing_eos_penalty",
+    "whiten_rewards": "algorithm.whiten_rewards",
+    "kl_coef": "algorithm.kl.coef",
+    "cliprange": "algorithm.loss.clip_low algorithm.loss.clip_high",
+    "rloo_k": "batch.samples_per_prompt",
+    "normalize_reward": (
+        "rewards.shaping.normalize",
+        lambda config, _: "batch" if config.normalize_reward else "none",
+    ),
+    "reward_clip_range": (
+        "rewards.shaping.clip",
+        lambda config, _: config.reward_clip_range if config.normalize_reward else None,
+    ),
+    "normalize_advantage": "algorithm.normalize_advantage",
+    # One ratio per completion, also here.
+    "token_level_kl": (
+        "algorithm.kl.place",
+        lambda config, _: "reward_token" if config.token_level_kl else "reward_sequence",
+    ),
+    "warmup_ratio": _WARMUP,
+    "world_size": ("learner.num_ranks", lambda _, facts: facts.batches.world_size),
+    "num_total_batches": _STEPS,
+    "batch_size": (
+        "batch.prompts_per_step",
+        lambda config, facts: facts.batches.batch_size // config.rloo_k,
+    ),
+    "micro_batch_size": ("batch.tokens_per_micro_batch", _micro_batch),
+    "local_batch_size": _DERIVED,
+    "local_mini_batch_size": _DERIVED,
+    "mini_batch_size": _DERIVED,
+}
+"""Field of RLOOConfig that TrainingArguments has not -> what it sets in the RunConfig."""
+
+
+def rloo_run_config(config: RLOOConfig, data: Data, batches: Batches) -> RunConfig:
+    """The whole run, except where the models and prompts will lie. One loop step is one batch of TRL's."""
+    updates = config.num_ppo_epochs * config.num_mini_batches
+    per_epoch = data.num_train / (batches.batch_size // config.rloo_k)
+    counts = Counts(batches.num_total_batches, updates, per_epoch)
+    fixed = {
+        "eval.num_prompts": max(1, data.num_eval),
+        "eval.temperature": 0.0,
+        "data.max_prompt_tokens": data.max_prompt_tokens,
+        "rewards.scorers": list(data.scorers),
+        "algorithm.name": "rloo",
+        "algorithm.kl.estimator": "k1",
+        "algorithm.loss.kind": "clip",
+        "algorithm.loss.ratio": "sequence",
+        "algorithm.loss.aggregation": "sequence_mean",
+    }
+    # TRL counts logging, saving and evaluating in batches.
+    in_batches = Counts(counts.steps, 1, per_epoch)
+    return online_config(RLOO, config, _Facts(data, batches, counts), in_batches, fixed)
