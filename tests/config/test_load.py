@@ -266,7 +266,7 @@ def test_dotted_settings_are_applied_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("run.name.x", "'a' is a value"), ("run..x", "no dotted name"), (3, "no dotted name")],
+    [("run.name.x", "'a' is a value"), ("run..x", "is no dotted name"), (3, "is no dotted name")],
 )
 def test_a_dotted_name_that_leads_nowhere_is_refused(name: Any, message: str) -> None:
     with pytest.raises(BadInputError, match=rf"^PPOConfig\.settings\[{name!r}\]: {message}"):
