@@ -178,7 +178,8 @@ def _samples_every(config: RLOOConfig, facts: _Facts) -> int:
 
 
 def _micro_batch(config: RLOOConfig, facts: _Facts) -> int:
-    return config.per_device_train_batch_size * (facts.data.max_prompt_tokens + config.response_length)
+    size: int = config.per_device_train_batch_size
+    return size * (facts.data.max_prompt_tokens + config.response_length)
 
 
 _STOPS = ("rollout.stop_token_ids", lambda config, facts: _stop_token_ids(config, facts.data.eos_token_id))
