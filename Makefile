@@ -49,6 +49,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy rl_cluster actors learners
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 # 20 one-place mutants of each folder against the tests that reach them; SEED=n for others.
 mutants: setup

@@ -111,12 +111,6 @@ class IpcSender:
         payload["ipc_handles"] = payload.pop("ipc_handle")
         return payload
 
-    def abandon(self) -> None:
-        """Run the gathering to its end, so that all ranks leave it together."""
-        for _ in self._chunks or ():
-            pass
-        self._chunks = None
-
 
 def copied(groups: Iterable[NamedTensors]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that stay valid on any stream after their group has been partitioned again."""

@@ -27,7 +27,6 @@ from rl_cluster.config.fit import FitConfig, RewardObjective
 from rl_cluster.config.planning.fit_plan import FitPlan, make_fit_plan
 from rl_cluster.config.planning.machine import find_machine
 from rl_cluster.config.reading.changes import check_last_step
-from rl_cluster.config.reading.load import load_as
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.pairs import FitRows, FitSets, GivenRows, load_fit_data
 from rl_cluster.errors import CheckpointError
@@ -139,11 +138,6 @@ def evaluate_fit(config: FitConfig, rows: GivenRows, tokenizer: Any = None) -> M
         observer = RunObserver((), open_console("none", 0))
         run = _Run(config, plan, RunFolder(Path(scrap)), tokenizer, observer)
         return asyncio.run(run.evaluate(sets))
-
-
-def load_fit_config(path: str | Path, overrides: Sequence[str] = ()) -> FitConfig:
-    """A recipe of a fit, as load_as."""
-    return load_as(FitConfig, path, overrides)
 
 
 def _tokenizer(config: FitConfig) -> Any:

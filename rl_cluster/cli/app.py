@@ -19,9 +19,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigFile = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A YAML recipe, such as configs/quickstart.yaml.")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the recipe's, in YAML."),

@@ -61,10 +61,6 @@ class ExperienceBuffer:
         self._last_drop = ""
         self._changed = asyncio.Condition()
 
-    @property
-    def num_ready(self) -> int:
-        return len(self._ready)
-
     def free_slots(self) -> int:
         """How many more groups may be begun under the current weights."""
         updates = min(self.version + 1 + self._max_policy_lag, self._last_version)

@@ -197,7 +197,8 @@ class TrainingLoop:
         shaped = self._shape(groups)
         kl_coef = self._kl.coef
         update = self._train_step.run(groups, shaped.scores, kl_coef, self.step + 1)
-        result = await or_failure(update, failing)
+        async with self._workers.learners_turn():
+            result = await or_failure(update, failing)
         self._skipped.count(result.optim, result.sums)
         self._critic_skipped.count(result.critic_optim, result.critic_sums)
         trained = time.perf_counter()

@@ -86,10 +86,6 @@ class EnginePublisher:
         self._metadata: list[TensorMeta] = []
         self._connected = False
 
-    def replace_receivers(self, receivers: Sequence[WeightReceiver]) -> None:
-        """After a worker was lost or added."""
-        self._receivers, self._connected = tuple(receivers), False
-
     async def publish(self, version: int) -> PublishReport:
         """Every engine serves `version` and agrees with the learner on the probe when this returns.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -36,6 +37,15 @@ class Workers:
     learner_is_reference: bool = False
     turns: Turns | None = None
     health: Callable[[], Awaitable[Metrics]] | None = None
+
+    @asynccontextmanager
+    async def learners_turn(self) -> AsyncIterator[None]:
+        """Engines on the learner's GPUs sleep within and are awake afterwards; no failure wakes them."""
+        if self.turns is not None:
+            await self.turns.to_learner()
+        yield
+        if self.turns is not None:
+            await self.turns.to_engines()
 
 
 async def or_failure(work: Coroutine[Any, Any, T], failing: asyncio.Task[None] | None) -> T:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -115,7 +114,6 @@ class LiveConsole:
         self._console = console or Console(highlight=False)
         self._total = total_steps
         self._seconds: list[float] = []
-        self._phase_began = time.monotonic()
         self._progress = _Bar(
             TextColumn("[bold]{task.fields[phase]:<11}"),
             BarColumn(bar_width=24),

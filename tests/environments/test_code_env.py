@@ -210,8 +210,8 @@ def test_what_the_code_started_dies_with_it(tmp_path):
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     code = (
         "import subprocess\n"
-        "child = subprocess.Popen(['/bin/sh', '-c', 'echo alive; echo here >&2; exec sleep 3600'],\n"
-        f"    stdout=subprocess.PIPE, stderr=open({str(pipe)!r}, 'w'))\n"
+        f"holds = 'exec 2>{pipe}; echo alive; echo here >&2; exec sleep 3600'\n"
+        "child = subprocess.Popen(['/bin/sh', '-c', holds], stdout=subprocess.PIPE)\n"
     )
     calls = ["child.stdout.readline()", "child.poll()"]
     results = run_calls(code, calls, CodeLimits(seconds=60.0, processes=4096))

@@ -70,6 +70,7 @@ class Rig:
                 critic=self.critic,
                 reference=reference,
                 learner_is_reference=options.get("learner_is_reference", False),
+                turns=options.get("turns"),
             ),
             PromptStream(prompts, seed=0),
             evaluator,
@@ -108,6 +109,38 @@ def test_with_lag_generation_goes_on_during_the_update(tmp_path: Path) -> None:
     rig = Rig(make_config(**{"async": {"max_policy_lag": 1}}), tmp_path)
     rig.run()
     assert max(row["async/lag_max"] for step, row in rig.observer.rows.items() if step > 0) == 1
+
+
+class RecordedTurns:
+    """Who has the GPUs, and in whose turn each update and each group came."""
+
+    def __init__(self) -> None:
+        self.holder, self.seen = "engines", []
+
+    async def to_learner(self) -> None:
+        self.holder = "learner"
+
+    async def to_engines(self) -> None:
+        self.holder = "engines"
+
+
+def test_engines_on_the_learners_gpus_sleep_during_each_update_and_at_no_other_time(tmp_path: Path) -> None:
+    turns = RecordedTurns()
+
+    class Worker(FakeRolloutWorker):
+        async def rollout(self, *args: Any) -> Any:
+            turns.seen.append(("rollout", turns.holder))
+            return await super().rollout(*args)
+
+    class Learner(FakeLearner):
+        async def optim_step(self, *args: Any) -> Any:
+            turns.seen.append(("update", turns.holder))
+            return await super().optim_step(*args)
+
+    rig = Rig(make_config(run={"steps": 3}), tmp_path, workers=[Worker()], learner=Learner(), turns=turns)
+    rig.run()
+    assert set(turns.seen) == {("rollout", "engines"), ("update", "learner")}
+    assert turns.seen.count(("update", "learner")) == 3 and turns.holder == "engines"
 
 
 def test_a_synchronous_run_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:

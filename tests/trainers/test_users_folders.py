@@ -32,13 +32,6 @@ PROMPTS = [f"{a}+{b}=" for a in "123" for b in "123"]
 LOCAL: dict[str, Any] = {"backend": "local", "device": "cpu", "progress": "none"}
 
 
-RAYLESS: dict[str, Any] = {
-    "cluster.cpus_per_worker": 1,
-    "cluster.backend": "local",
-    "log.progress": "none",
-}
-
-
 def reward(prompts: list[str], responses: list[str], metadata: Any = None) -> list[float]:
     return [float(len(text) % 3) for text in responses]
 
