@@ -11,7 +11,7 @@ from torch import nn
 
 from rl_cluster.assembly.given import Given
 from rl_cluster.assembly.train import load_tokenizer
-from rl_cluster.config.reading.load import apply_override, parse_config
+from rl_cluster.config.reading.load import parse_config, with_settings
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import load_prompts
 from rl_cluster.errors import BadInputError
@@ -54,8 +54,7 @@ def cluster_client(
         "learner": {"num_ranks": num_ranks},
         "log": {"progress": "none", "tensorboard": False},
     }
-    for name, value in (settings or {}).items():
-        values = apply_override(values, f"{name}={value}")
+    values = with_settings(values, settings or {}, "cluster_client.")
     config = resolve_run_dir(parse_config(values, "cluster_client"))
     with _session(config, model, tokenizer) as session:
         workers = session.run.cluster.workers

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_cluster.assembly.given import Given
-from rl_cluster.config.planning.backend import choose_backend
 from rl_cluster.config.reading.load import parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
@@ -27,8 +26,8 @@ from rl_cluster.run_folder.overwrite import check_overwritable
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import plain_metadata
 from rl_cluster.trainers.fields import read_settings
+from rl_cluster.trainers.given import GivenModel, backend_for, saved
 from rl_cluster.trainers.model_folder import copy_model, model_target
-from rl_cluster.trainers.online_checks import num_parameters
 from rl_cluster.trainers.reward_trial import try_rewards
 from rl_cluster.trainers.rewards_given import RewardSource
 from rl_cluster.trainers.session import (
@@ -37,9 +36,7 @@ from rl_cluster.trainers.session import (
     find_checkpoint,
     prompt_lines,
     save_prompts,
-    save_start,
 )
-from rl_cluster.trainers.weights_back import put_back
 from rl_cluster.trajectory import Prompt
 
 
@@ -72,7 +69,7 @@ class OnlineRun:
         self.config = config
         self.parts = parts
         self.hooks = hooks
-        self._model = parts.policy
+        self.policy = GivenModel(parts.policy)
         self._evaluates = evaluates
         self._address = address
         self._overwrite = overwrite
@@ -84,21 +81,6 @@ class OnlineRun:
     def folder(self) -> Path:
         """The run folder, absolute."""
         return Path(str(self.config.run.dir)).expanduser().absolute()
-
-    @property
-    def model(self) -> Any:
-        """The policy as an object; where it was given by name, it is loaded when asked for."""
-        if isinstance(self._model, str):
-            from transformers import AutoModelForCausalLM
-
-            from rl_cluster.modeling.loading import load_whole
-
-            folder = str(self.folder / "model") if self.trained else self._model
-            model = load_whole(AutoModelForCausalLM, folder, where=f"model={folder!r}:")
-            if not self.trained:
-                return model
-            self._model = model
-        return self._model
 
     def session(self, checkpoint: Path | None = None) -> TrainerSession:
         """The open run; started if it is not there yet. checkpoint: to go on from."""
@@ -129,8 +111,7 @@ class OnlineRun:
         if self.hooks.args.load_best_model_at_end:
             self._take_best(session)
         session.background.call(session.run.export())
-        if not isinstance(self._model, str):
-            self._model = put_back(self._model, session.folder.model)
+        self.policy.put_back(session.folder.model)
         return last
 
     def _take_best(self, session: TrainerSession) -> None:
@@ -231,11 +212,9 @@ class OnlineRun:
         parts, config = self.parts, self.config
 
         def path_of(model: Any, name: str, tokenizer: Any = None) -> str | None:
-            if model is None or isinstance(model, str):
-                return model
-            if resumed:
+            if resumed and model is not None and not isinstance(model, str):
                 return str(self.folder / "start" / name)
-            return str(save_start(self.folder, model, tokenizer or parts.tokenizer, name))
+            return None if model is None else saved(model, self.folder, tokenizer or parts.tokenizer, name)
 
         model = config.model.model_copy(
             update={
@@ -278,7 +257,5 @@ def with_backend(config: RunConfig, asked: str, address: str | None, settings: A
     """local for small models, unless a cluster is named or the user has chosen."""
     if "cluster.backend" in read_settings(settings):
         return config
-    if address is not None and asked == "auto":
-        asked = "ray"
-    backend = choose_backend(asked, num_parameters(model))  # type: ignore[arg-type]
+    backend = backend_for(asked, address, model)
     return config.model_copy(update={"cluster": config.cluster.model_copy(update={"backend": backend})})

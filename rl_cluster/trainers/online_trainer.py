@@ -29,7 +29,7 @@ class OnlineTrainer:
     @property
     def model(self) -> Any:
         """The policy; after train() with the trained weights."""
-        return self._run.model
+        return self._run.policy.module
 
     @property
     def state(self) -> Any:

@@ -106,7 +106,7 @@ def test_models_by_name_act_where_the_trainer_is_given_none(tmp_path: Path) -> N
             **usual | given,
         )
         trainer = rl_cluster.RLOOTrainer(config, train_dataset=[{"prompt": "1="}])
-        return trainer._run._model, trainer.config.rewards
+        return trainer._run.policy.source, trainer.config.rewards
 
     assert made(sft_model_path=str(tmp_path / "b")) != made()
     assert made(reward_model_path=str(tmp_path / "score-b")) != made()

@@ -39,7 +39,7 @@ def names(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     monkeypatch.setattr(
         ppo_run,
         "UserModel",
-        lambda given: source(str(models / MODELS[given]) if isinstance(given, str) else given),
+        lambda given, field: source(str(models / MODELS[given]) if isinstance(given, str) else given, field),
     )
     make = ppo_run.ppo_run_config
     quiet = {"cluster.cpus_per_worker": 1, "log.progress": "none"}

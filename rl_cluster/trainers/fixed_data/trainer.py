@@ -20,10 +20,9 @@ from rl_cluster.run_folder.claim import preparing
 from rl_cluster.run_folder.folder import open_run_folder, resolve_run_dir, run_dir_of
 from rl_cluster.trainers.fixed_data.checks import check_settings
 from rl_cluster.trainers.fixed_data.settings import FitSettings, fit_config
+from rl_cluster.trainers.given import checked_model, checked_tokenizer, num_parameters, put_back, saved
 from rl_cluster.trainers.model_folder import copy_model, folder_of_model, model_target
-from rl_cluster.trainers.online_checks import num_parameters
-from rl_cluster.trainers.session import check_same_settings, save_start
-from rl_cluster.trainers.weights_back import put_back
+from rl_cluster.trainers.session import check_same_settings
 
 T = TypeVar("T")
 Rows = Sequence[Mapping[str, Any]]
@@ -169,13 +168,13 @@ class FitTrainer:
     def _with_models(self, config: FitConfig, reference: Any) -> FitConfig:
         """The models as paths; objects are written into the run folder's start/."""
         run_dir = run_dir_of(config)
-        path = self._saved(self.model, run_dir, "policy")
+        path = saved(self.model, run_dir, self.tokenizer, "policy")
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
         objective = config.objective
         if reference is None or not isinstance(objective, DPO | KTO):
             return config
-        saved = self._saved(reference, run_dir, "reference")
-        objective = objective.model_copy(update={"reference_model": saved})
+        path = saved(reference, run_dir, self.tokenizer, "reference")
+        objective = objective.model_copy(update={"reference_model": path})
         return config.model_copy(update={"objective": objective})
 
     def _resumed(self, config: FitConfig, folder: Path) -> FitConfig:
@@ -195,11 +194,6 @@ class FitTrainer:
         check_same_settings(before, config)
         return config
 
-    def _saved(self, model: Any, run_dir: Path, name: str) -> str:
-        if not isinstance(model, nn.Module):
-            return str(model)
-        return str(save_start(run_dir, model, self.tokenizer, name))
-
     def _history(self, result: FitResult) -> FitHistory:
         steps = [row for row in result.metrics if row["step"] > 0]
         history = FitHistory(
@@ -209,17 +203,17 @@ class FitTrainer:
         return history
 
 
+ANY_MODEL = "a model of transformers"
+
+
 def _checked_reference(owner: str, reference: Any, wanted: bool) -> Any:
     if reference is None:
         return None
     if not wanted:
         raise BadInputError(f"{owner}.ref_model: this objective compares with no reference. Leave it out.")
-    if not isinstance(reference, nn.Module | str | Path):
-        raise BadInputError(
-            f"{owner}.ref_model is {type(reference).__name__} {reference!r:.60}: give a model of "
-            "transformers, or a folder or hub name."
-        )
-    return reference
+    if isinstance(reference, nn.Module):
+        return reference
+    return checked_model(f"{owner}.ref_model", reference, ANY_MODEL, "lora_rank")
 
 
 def _checked_model(config: FitSettings, model: Any) -> Any:
@@ -227,32 +221,16 @@ def _checked_model(config: FitSettings, model: Any) -> Any:
     if model is None:
         name = type(config).__name__
         raise BadInputError(f"{name}.model_name: there is no model. Give the trainer one, or its name.")
-    if not isinstance(model, nn.Module | str | Path):
-        raise BadInputError(
-            f"model is {type(model).__name__} {model!r:.60}: give a model of transformers, or a folder "
-            "or hub name."
-        )
-    if isinstance(model, nn.Module) and not hasattr(model, "save_pretrained"):
-        raise BadInputError(
-            f"model is {type(model).__name__}, without save_pretrained: give a model of transformers."
-        )
-    if hasattr(model, "peft_config"):
-        raise BadInputError(
-            "model is a PeftModel: give the base model and set lora_rank, or merge the adapter first "
-            "(model.merge_and_unload())."
-        )
-    return str(model) if isinstance(model, Path) else model
+    return checked_model("model", model, ANY_MODEL, "set lora_rank", ("save_pretrained", "parameters"))
 
 
 def _checked_tokenizer(tokenizer: Any, model: Any) -> Any:
-    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "eos_token_id")):
-        raise BadInputError(
-            f"tokenizer is {type(tokenizer).__name__} {tokenizer!r:.60}: give a tokenizer, such as "
-            "AutoTokenizer.from_pretrained(model_name)."
-        )
-    if tokenizer is None and isinstance(model, nn.Module):
+    """None where it is the model's own, by name: the fit loads it."""
+    if tokenizer is not None:
+        return checked_tokenizer("tokenizer", tokenizer, model)
+    if isinstance(model, nn.Module):
         raise BadInputError("tokenizer: there is none. A model object needs its tokenizer beside it.")
-    return tokenizer
+    return None
 
 
 def in_thread(work: Callable[[], T]) -> T:

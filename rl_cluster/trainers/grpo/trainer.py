@@ -15,6 +15,12 @@ from rl_cluster.environments.playing.case_environment import (
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import read_prompts, read_rows
+from rl_cluster.trainers.given import (
+    check_no_optimizers,
+    checked_policy,
+    checked_tokenizer,
+    prompt_room,
+)
 from rl_cluster.trainers.grpo.config import GRPOConfig
 from rl_cluster.trainers.grpo.lora import lora_section as lora_section
 from rl_cluster.trainers.grpo.rewards import grpo_rewards
@@ -24,12 +30,6 @@ from rl_cluster.trainers.grpo.run_config import (
     counts_of,
     generation_of,
     grpo_run_config,
-)
-from rl_cluster.trainers.online_checks import (
-    check_no_optimizers,
-    check_policy,
-    check_tokenizer,
-    prompt_room,
 )
 from rl_cluster.trainers.online_run import OnlineRun, Parts, with_backend
 from rl_cluster.trainers.online_trainer import OnlineTrainer
@@ -64,9 +64,9 @@ class GRPOTrainer(OnlineTrainer):
     ) -> None:
         args = GRPOConfig() if args is None else args
         check_grpo_config(args)
-        check_policy(model, "model")
+        model = checked_policy("model", model)
         check_no_optimizers(optimizers)
-        tokenizer = check_tokenizer(processing_class, model)
+        tokenizer = checked_tokenizer("processing_class", processing_class, model)
         lora = None if peft_config is None else lora_section(peft_config)
         train_dataset, rewards = _with_environment(env, train_dataset, reward_funcs, tokenizer, model)
         room = _room(model, args)

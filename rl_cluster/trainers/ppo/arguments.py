@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers.given import checked_model, checked_tokenizer, is_tokenizer
 from rl_cluster.trainers.ppo.checks import check_ppo_config
 from rl_cluster.trainers.ppo.config import PPOConfig
 from rl_cluster.trainers.ppo.model import PPOModel
@@ -46,11 +47,8 @@ def read_arguments(config: Any, positional: Sequence[Any], named: Mapping[str, A
     if model is None:
         raise BadInputError("PPOTrainer.model: there is none. Give a model, or PPOConfig(model_name=...).")
     reference, tokenizer = values["ref_model"], values["tokenizer"]
-    if tokenizer is not None and not is_tokenizer(tokenizer):
-        raise BadInputError(
-            f"PPOTrainer.tokenizer is {type(tokenizer).__name__} {tokenizer!r:.60}: give a tokenizer, such "
-            "as AutoTokenizer.from_pretrained(model_name)."
-        )
+    if tokenizer is not None:
+        checked_tokenizer("PPOTrainer.tokenizer", tokenizer, None)
     if values["dataset"] is not None and not is_dataset(values["dataset"]):
         raise BadInputError(
             f"PPOTrainer.dataset is {type(values['dataset']).__name__} {values['dataset']!r:.60}: give a "
@@ -58,8 +56,8 @@ def read_arguments(config: Any, positional: Sequence[Any], named: Mapping[str, A
         )
     return PPOArguments(
         config=config,
-        model=checked_model("model", model),
-        ref_model=None if reference is None else checked_model("ref_model", reference),
+        model=_checked("model", model),
+        ref_model=None if reference is None else _checked("ref_model", reference),
         tokenizer=tokenizer,
         dataset=values["dataset"],
         reward_fn=values["reward_fn"],
@@ -98,10 +96,6 @@ def _place(positional: Sequence[Any]) -> dict[str, Any]:
     return {name: value for value, (name, _, _) in zip(positional, names, strict=False)}
 
 
-def is_tokenizer(value: Any) -> bool:
-    return callable(value) and hasattr(value, "decode") and hasattr(value, "eos_token_id")
-
-
 def may_be_model(value: Any) -> bool:
     return isinstance(value, nn.Module | str | Path)
 
@@ -111,23 +105,14 @@ def is_dataset(value: Any) -> bool:
     return countable and not isinstance(value, str | bytes | Mapping) and not is_tokenizer(value)
 
 
-def checked_model(name: str, model: Any) -> ModelSource:
+def _checked(name: str, model: Any) -> ModelSource:
     """BadInputError unless it is a causal language model of transformers, a PPOModel, or names one."""
-    if isinstance(model, str | Path):
-        return str(model)
-    module = model.base_model if isinstance(model, PPOModel) else model
-    if hasattr(module, "peft_config"):
-        raise BadInputError(
-            f"PPOTrainer.{name}: is a PEFT model, whose base would be lost. Give model.merge_and_unload(); "
-            'train adapters with PPOConfig(settings={"model.lora.rank": 16}).'
-        )
-    causal = isinstance(module, nn.Module) and all(
-        hasattr(module, part)
-        for part in ("save_pretrained", "get_output_embeddings", "get_decoder", "config")
-    )
-    if not causal or module.get_output_embeddings() is None:
-        raise BadInputError(
-            f"PPOTrainer.{name} is {type(model).__name__} {model!r:.60}: give a causal language model of "
-            "transformers, a PPOModel, or the name or folder of one."
-        )
+    field, what = f"PPOTrainer.{name}", "a causal language model of transformers, a PPOModel"
+    base = model.base_model if isinstance(model, PPOModel) else model
+    needs = ("save_pretrained", "get_output_embeddings", "get_decoder", "config")
+    base = checked_model(field, base, what, 'PPOConfig(settings={"model.lora.rank": 16})', needs)
+    if isinstance(base, str):
+        return base
+    if base.get_output_embeddings() is None:  # a trunk, whose class has the method
+        checked_model(field, base, what, "", ("lm_head",))
     return model

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from rl_cluster.assembly.given import Given
-from rl_cluster.assembly.train import load_tokenizer
 from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.config.reward import CallableScorer, EnvironmentScorer, RewardModelScorer, ScorerConfig
-from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Hooks
 from rl_cluster.run_folder.claim import preparing
 from rl_cluster.run_folder.folder import resolve_run_dir, run_dir_of
 from rl_cluster.trainers.defaults import is_given
+from rl_cluster.trainers.given import backend_for, checked_tokenizer, max_positions, saved
 from rl_cluster.trainers.ppo.arguments import PPOArguments
 from rl_cluster.trainers.ppo.checks import num_mini_batches, prompt_limit
 from rl_cluster.trainers.ppo.config import PPOConfig
@@ -33,12 +32,11 @@ from rl_cluster.trainers.ppo.weights import UserModel
 from rl_cluster.trainers.reward_signatures import RewardScorer
 from rl_cluster.trainers.reward_trial import try_rewards
 from rl_cluster.trainers.rewards_given import check_single_label, is_sequence_classifier
-from rl_cluster.trainers.session import TrainerSession, choose_backend, save_prompts, save_start
+from rl_cluster.trainers.session import TrainerSession, save_prompts
 from rl_cluster.trajectory import Prompt
 
 REWARD = "reward"
 """The scorer's name: rewards/reward in the metrics."""
-UNKNOWN_SIZE = 10**12
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,12 @@ class PPORun:
 
     def __init__(self, arguments: PPOArguments, callbacks: Sequence[Any]) -> None:
         self.config = arguments.config
-        self.model = UserModel(arguments.model)
+        self.model = UserModel(arguments.model, "PPOTrainer.model")
         reference = arguments.ref_model
-        self.reference = None if reference is None else UserModel(reference)
-        self.tokenizer = arguments.tokenizer or self._load_tokenizer()
-        special_tokens(self.tokenizer)
-        self.prompt_limit = prompt_limit(self.config, self.model.max_positions())
+        self.reference = None if reference is None else UserModel(reference, "PPOTrainer.ref_model")
+        known = self.model.known
+        self.tokenizer = checked_tokenizer("PPOTrainer.tokenizer", arguments.tokenizer, known)
+        self.prompt_limit = prompt_limit(self.config, max_positions(known))
         self.scorer = RewardScorer(None)
         self.reward_model = _reward_model(arguments.reward_fn)
         self.log = IterationLog()
@@ -101,12 +99,6 @@ class PPORun:
         if self._end is not None:
             self._end()
 
-    def _load_tokenizer(self) -> Any:
-        name = self.model.name
-        if name is None:
-            raise BadInputError("PPOTrainer.tokenizer: the model object does not say whose it is. Give one.")
-        return load_tokenizer(name, trust_remote_code=False)
-
     def _start(self, opening: Opening, eval_prompts: Sequence[Prompt]) -> None:
         config = self.config
         if self.model.checkpoints_gradients():
@@ -133,12 +125,17 @@ class PPORun:
             scorers = {}
         if self.scorer.call is not None:
             try_rewards(scorers, opening.prompts[0])
+        reward_path, reference = "", self.reference
+        if self.reward_model is not None:
+            reward_path = saved(self.reward_model, run_dir, self.tokenizer, REWARD)
         place = replace(
-            self._place(opening, backend, self._save_reward_model(run_dir)),
+            self._place(opening, backend, reward_path),
             run_dir=str(run_dir),
             eval_path=self._save_eval(run_dir, eval_prompts),
             model_path=self.model.save(run_dir, self.tokenizer),
-            reference_path=None if self.reference is None else self._save_reference(run_dir),
+            reference_path=None
+            if reference is None
+            else reference.save(run_dir, self.tokenizer, "reference"),
             prompts_path=str(save_prompts(run_dir, *_columns(opening.prompts))),
         )
         given = Given(
@@ -163,11 +160,11 @@ class PPORun:
             stop = tuple(getattr(played, "stop_sequences", None) or ())
         return RunPlace(
             run_dir=self.config.output_dir,
-            model_path=str(self.model.name or "model"),
+            model_path=self.model.source if isinstance(self.model.source, str) else "model",
             prompts_path="prompts.jsonl",
             scorer=scorer,
             backend=backend,
-            max_positions=self.model.max_positions(),
+            max_positions=max_positions(self.model.known),
             environment=environment,
             temperature=temperature,
             stop=stop,
@@ -176,18 +173,7 @@ class PPORun:
     def _backend(self) -> str:
         if self.config.cluster is not None:
             os.environ["RAY_ADDRESS"] = self.config.cluster
-            return "ray"
-        return choose_backend(self.config.backend, self.model.num_parameters() or UNKNOWN_SIZE)  # type: ignore[arg-type]
-
-    def _save_reference(self, run_dir: Path) -> str:
-        assert self.reference is not None
-        return self.reference.save(run_dir, self.tokenizer, "reference")
-
-    def _save_reward_model(self, run_dir: Path) -> str:
-        model = self.reward_model
-        if model is None or isinstance(model, str):
-            return model or ""
-        return str(save_start(run_dir, model, self.tokenizer, REWARD))
+        return backend_for(self.config.backend, self.config.cluster, self.model.known)
 
     def _save_eval(self, run_dir: Path, eval_prompts: Sequence[Prompt]) -> str | None:
         if not eval_prompts:

@@ -8,11 +8,11 @@ from typing import Any
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.callbacks import CallbackHooks
 from rl_cluster.trainers.datasets import read_prompts
-from rl_cluster.trainers.online_checks import (
+from rl_cluster.trainers.given import (
     check_collator,
     check_no_optimizers,
-    check_policy,
-    check_tokenizer,
+    checked_policy,
+    checked_tokenizer,
     prompt_room,
 )
 from rl_cluster.trainers.online_run import OnlineRun, Parts, with_backend
@@ -49,12 +49,12 @@ class RLOOTrainer(OnlineTrainer):
     ) -> None:
         check_rloo_config(config)
         policy = config.sft_model_path if policy is None else policy
-        check_policy(policy, "policy")
+        policy = checked_policy("policy", policy)
         if ref_policy is not None and ref_policy is not policy:
-            check_policy(ref_policy, "ref_policy")
+            ref_policy = checked_policy("ref_policy", ref_policy)
         check_no_optimizers(optimizers)
         check_collator(data_collator)
-        tokenizer = check_tokenizer(processing_class, policy)
+        tokenizer = checked_tokenizer("processing_class", processing_class, policy)
         room = prompt_room(policy, "response_length", config.response_length)
         train = read_prompts(train_dataset, tokenizer, "train_dataset", room)
         held_out: tuple[Prompt, ...] = ()
