@@ -52,6 +52,10 @@ class Engine(Protocol):
         """Of the whole parameter; not collective."""
         ...
 
+    def own_part(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What of its numbers this rank holds, perhaps none; not collective."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """This rank's part of master weights and moments: tensors and plain values only."""
         ...

@@ -95,6 +95,14 @@ class DeepSpeedEngine:
     def shape(self, parameter: torch.Tensor) -> tuple[int, ...]:
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
+    def own_part(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Without the padding of ZeRO-3's last partition, which nobody has written."""
+        part = getattr(parameter, "ds_tensor", None)
+        if part is None:
+            return parameter.detach()
+        begun = dist.get_rank() * part.ds_numel
+        return part.detach().flatten()[: max(0, parameter.ds_numel - begun)]
+
     def state(self) -> dict[str, Any]:
         """DeepSpeed's own optimizer state, without the objects that only pickle could restore."""
         return {key: value for key, value in self._zero.state_dict().items() if _is_plain(value)}

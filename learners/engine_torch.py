@@ -69,6 +69,9 @@ class TorchEngine:
     def shape(self, parameter: torch.Tensor) -> tuple[int, ...]:
         return tuple(parameter.shape)
 
+    def own_part(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.detach()
+
     def state(self) -> dict[str, Any]:
         return {
             "masters": [master.detach() for _, master in self._pairs],

@@ -216,7 +216,7 @@ class LearnerRank:
                 "saved. Lower optimizer.learning_rate."
             )
         for name, parameter in self.model.named_parameters():
-            part = getattr(parameter, "ds_tensor", parameter)  # of a parameter that ZeRO-3 has cut up
+            part = self.engine.own_part(parameter)
             if part.numel() > 0 and not bool(part.detach().abs().max() <= LARGEST_WEIGHT):
                 raise NonFiniteError(
                     f"the weights are not finite, or above {LARGEST_WEIGHT:g} ({name}), so they are not "
