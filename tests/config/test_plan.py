@@ -12,6 +12,7 @@ from rl_cluster.config.planning.machine import GIB, Machine, find_machine
 from rl_cluster.config.planning.memory import LOGITS_IN_CHUNK, LearnerSizes, activation_bytes, learner_memory
 from rl_cluster.config.planning.model_shape import ModelShape, find_shape
 from rl_cluster.config.planning.plan import make_plan
+from rl_cluster.config.planning.published_shapes import PUBLISHED
 from rl_cluster.config.reading.load import apply_override, load_config, parse_config
 from rl_cluster.config.run import ClusterConfig, ModelConfig, ScratchModel
 
@@ -273,12 +274,95 @@ def test_lora_parameters_are_counted_as_peft_counts_them():
     assert shape.lora_parameters(5) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def test_a_hub_name_that_is_not_here_is_judged_by_its_name():
-    shape = find_shape(ModelConfig(path="owner/Model-7B-Instruct"))
-    assert shape is not None
-    assert shape.num_parameters == 7_000_000_000
-    assert "not on this machine" in shape.source
+def test_a_hub_name_that_is_not_here_has_its_published_shape_else_the_nearest_ones():
+    known = find_shape(ModelConfig(path="Qwen/Qwen2.5-7B-Instruct"))
+    assert known is not None and known.is_its_own and "not on this machine" in known.source
+    assert (known.num_layers, known.hidden_size, known.num_heads, known.num_kv_heads) == (28, 3584, 28, 4)
+    other = find_shape(ModelConfig(path="owner/Model-7B-Instruct"))
+    assert other is not None and not other.is_its_own and "not on this machine" in other.source
+    assert (other.num_parameters, other.num_layers) == (7_000_000_000, 32), "Mistral-7B's layers"
     assert find_shape(ModelConfig(path="owner/mystery")) is None
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.name)
+def test_published_parameters_are_those_that_transformers_counts(row):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {
+        "vocab_size": row.vocab_size,
+        "hidden_size": row.hidden_size,
+        "intermediate_size": row.intermediate_size,
+        "num_hidden_layers": row.num_layers,
+        "num_attention_heads": row.num_heads,
+        "tie_word_embeddings": row.tied,
+    }
+    if row.model_type != "gpt_neox":
+        values |= {"num_key_value_heads": row.num_kv_heads, "head_dim": row.head_dim}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(row.model_type, **values))
+    assert sum(weight.numel() for weight in model.parameters()) == row.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "expected"),
+    [
+        (
+            "gpt2",
+            {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 90, "n_positions": 64},
+            (3, 32, 4, 64),
+        ),
+        (
+            "qwen3_moe",
+            {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_experts": 4,
+                "vocab_size": 90,
+            },
+            (2, 32, 4, 32768),
+        ),
+    ],
+)
+def test_architectures_with_other_names_are_read_as_transformers_reads_them(
+    tmp_path, model_type, values, expected
+):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **values)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    shape = find_shape(ModelConfig(path=str(tmp_path)))
+    assert shape is not None and shape.num_parameters == count
+    assert (shape.num_layers, shape.hidden_size, shape.num_heads, shape.max_positions) == expected
+
+
+def test_code_that_comes_with_a_model_is_not_run_to_plan(tmp_path):
+    values = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}, "architectures": ["Mine"]}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps(values | sizes))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    shape = find_shape(ModelConfig(path=str(tmp_path), trust_remote_code=True))
+    assert shape is not None and (shape.num_layers, shape.hidden_size) == (2, 8)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_shards_are_counted_once_though_a_second_copy_lies_beside_them(tmp_path):
+    values = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    for name, size in (
+        ("model-1.safetensors", 15),
+        ("model-2.safetensors", 7),
+        ("consolidated.safetensors", 22),
+    ):
+        save_file({name: np.zeros(size, np.float16)}, tmp_path / name)
+    weights = {"model-1.safetensors": "model-1.safetensors", "model-2.safetensors": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    shape = find_shape(ModelConfig(path=str(tmp_path)))
+    assert shape is not None and shape.num_parameters == 22
 
 
 def test_the_machine_of_the_configuration_replaces_the_one_here():

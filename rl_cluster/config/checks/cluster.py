@@ -129,7 +129,7 @@ def heads_divide(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     if tensor_parallel == 1 or config.model.path is None:
         return
     shape = find_shape(config.model)
-    if shape is not None and not shape.source.startswith("the name") and shape.num_heads % tensor_parallel:
+    if shape is not None and shape.is_its_own and shape.num_heads % tensor_parallel:
         reason = f"does not divide the model's {shape.num_heads} attention heads"
         yield Problem("rollout.tensor_parallel_size", tensor_parallel, reason, "Choose a divisor of them.")
 

@@ -137,7 +137,7 @@ def engine_has_the_head_size(config: RunConfig, machine: Machine) -> Iterator[Pr
     if not on_cpu or (config.model.path is None and config.model.scratch is None):
         return
     shape = find_shape(config.model)
-    if shape is None or shape.source.startswith("the name") or shape.head_dim in CPU_HEAD_SIZES:
+    if shape is None or not shape.is_its_own or shape.head_dim in CPU_HEAD_SIZES:
         return
     sizes = ", ".join(map(str, CPU_HEAD_SIZES))
     reason = f"has attention heads of size {shape.head_dim}, which vLLM's CPU engine cannot do"

@@ -1,37 +1,28 @@
-"""How big a model is: a ModelConfig in, a ModelShape out; reads config.json and file headers only."""
+"""How big a model is: a ModelConfig in, a ModelShape out; no weight is read and nothing is downloaded.
+
+A folder's config.json is read by transformers, which is imported then and not before: plans of scratch models
+and of names need no torch. Code that comes with a model is not run.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_cluster.config.planning.published_shapes import nearest_published, published_shape, size_in_name
 from rl_cluster.config.run import ModelConfig, ScratchModel
 
 NUM_SPECIAL_TOKENS = 3
 """Of the char-level tokenizer that a scratch model gets."""
 
 
-# (billions of parameters up to, hidden size, layers)
-_USUAL = (
-    (1, 1024, 28),
-    (2, 2048, 28),
-    (5, 2560, 36),
-    (10, 4096, 36),
-    (20, 5120, 40),
-    (50, 5120, 64),
-    (100, 8192, 80),
-    (float("inf"), 16384, 126),
-)
-
-
 @dataclass(frozen=True)
 class ModelShape:
     """num_parameters: all weights, tied ones once. kv_heads × head_dim: width of the keys of one layer.
-    max_positions None: unknown. source: where the numbers come from, for the user."""
+    max_positions None: unknown. source: where the numbers come from, for the user.
+    is_its_own: False where the widths are those of another model of its size."""
 
     num_parameters: int
     num_layers: int
@@ -43,6 +34,7 @@ class ModelShape:
     vocab_size: int
     max_positions: int | None
     source: str
+    is_its_own: bool = True
 
     @property
     def kv_values_per_token(self) -> int:
@@ -67,13 +59,59 @@ def find_shape(model: ModelConfig) -> ModelShape | None:
 
 
 def shape_of_folder(folder: Path, source: str) -> ModelShape | None:
-    """From config.json; the parameters are counted in the headers of safetensors files if any."""
+    """From config.json. Parameters: as stored in safetensors files, else of the model on torch's meta device,
+    else counted as a dense decoder's."""
     try:
         values = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):  # reported by config/checks/run.py, which names the remedy
         return None
-    values = values.get("text_config") or values
-    return _shape_from_config(values, source, _count_stored(folder))
+    if not isinstance(values, dict):
+        return None
+    config = _read_config(folder)
+    count = _count_stored(folder) or (None if config is None else _count_on_meta(config))
+    if config is not None:
+        values = _named_alike(config.get_text_config())
+    return _shape_from_config(values.get("text_config") or values, source, count)
+
+
+def _read_config(folder: Path) -> Any | None:
+    """None for an architecture that transformers does not have, or does not have so."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception:  # noqa: BLE001 — architectures validate in their own ways; loading the model tells why
+        return None
+
+
+_ALIKE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+)
+
+
+def _named_alike(config: Any) -> dict[str, Any]:
+    """The values under the names that most architectures use: GPT-2's n_embd is its hidden_size."""
+    return {name: getattr(config, name) for name in _ALIKE if hasattr(config, name)}
+
+
+def _count_on_meta(config: Any) -> int | None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception:  # noqa: BLE001 — no causal model of this architecture; loading the model tells why
+        return None
+    return sum(int(weight.numel()) for weight in model.parameters())
 
 
 def local_folder(path: str) -> Path | None:
@@ -124,23 +162,21 @@ def _shape_from_config(values: dict[str, Any], source: str, stored: int | None) 
 
 
 def _count_stored(folder: Path) -> int | None:
-    """Elements in the folder's safetensors files, from their headers (8 bytes of length, then JSON)."""
-    files = sorted(folder.glob("*.safetensors"))
-    total = 0
-    for path in files:
-        try:
-            with open(path, "rb") as file:
-                (size,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(size))
-        except (OSError, ValueError, struct.error):  # a damaged file is reported when it is loaded
-            return None
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                product = 1
-                for length in tensor["shape"]:
-                    product *= length
-                total += product
-    return total or None
+    """Elements in the folder's safetensors files, from their headers."""
+    from huggingface_hub import errors, get_local_safetensors_metadata, parse_local_safetensors_file_metadata
+
+    try:
+        whole = get_local_safetensors_metadata(folder)
+        return sum(whole.parameter_count.values()) or None
+    except errors.NotASafetensorsRepoError:
+        pass  # files of other names
+    except (errors.SafetensorsParsingError, OSError, ValueError):  # reported when they are loaded
+        return None
+    try:
+        files = [parse_local_safetensors_file_metadata(path) for path in sorted(folder.glob("*.safetensors"))]
+    except (errors.SafetensorsParsingError, OSError, ValueError):
+        return None
+    return sum(sum(file.parameter_count.values()) for file in files) or None
 
 
 def _scratch_shape(scratch: ScratchModel) -> ModelShape | None:
@@ -158,21 +194,23 @@ def _scratch_shape(scratch: ScratchModel) -> ModelShape | None:
 
 
 def _shape_from_name(path: str) -> ModelShape | None:
-    """`Qwen/Qwen2.5-7B` says 7e9; layers and widths as dense decoders of that size usually have them."""
-    found = re.search(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])", path)
-    if found is None:
+    """As published where the table has it; else the size in the name, and the nearest one's widths."""
+    own, size = published_shape(path), size_in_name(path)
+    if own is None and size is None:
         return None
-    billions = float(found[1])
-    hidden, layers = next((h, n) for limit, h, n in _USUAL if billions <= limit)
+    row = own or nearest_published(size or 0)
     return ModelShape(
-        num_parameters=int(billions * 1e9),
-        num_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_heads=hidden // 128,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=152_000,
+        num_parameters=row.num_parameters if size is None or own else size,
+        num_layers=row.num_layers,
+        hidden_size=row.hidden_size,
+        intermediate_size=row.intermediate_size,
+        num_heads=row.num_heads,
+        num_kv_heads=row.num_kv_heads,
+        head_dim=row.head_dim,
+        vocab_size=row.vocab_size,
         max_positions=None,
-        source=f"the name {path} alone (not on this machine)",
+        source=f"{row.name} as published ({path} is not on this machine)"
+        if own
+        else f"the name {path}, with the widths of {row.name} (it is not on this machine)",
+        is_its_own=own is not None,
     )
