@@ -16,6 +16,7 @@ from typing import Any
 from rl_cluster.assembly.given import Given
 from rl_cluster.config.reading.load import parse_config
 from rl_cluster.config.run import RunConfig
+from rl_cluster.data.handed_over import plain_metadata
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError, ScorerError
 from rl_cluster.loop.report import Metrics
@@ -24,7 +25,6 @@ from rl_cluster.run_folder.claim import preparing
 from rl_cluster.run_folder.folder import open_run_folder
 from rl_cluster.run_folder.overwrite import check_overwritable
 from rl_cluster.trainers.callbacks import CallbackHooks
-from rl_cluster.trainers.datasets import plain_metadata
 from rl_cluster.trainers.fields import read_settings
 from rl_cluster.trainers.given import GivenModel, backend_for, saved
 from rl_cluster.trainers.model_folder import copy_model, model_target

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from transformers.trainer_utils import TrainOutput
 
+from rl_cluster.data.handed_over import read_prompts
 from rl_cluster.errors import BadInputError
 from rl_cluster.run_folder.card import write_trainer_card
 from rl_cluster.trainers.callbacks import CallbackHooks
-from rl_cluster.trainers.datasets import read_prompts
 from rl_cluster.trainers.online_run import OnlineRun
 from rl_cluster.trajectory import Prompt
 

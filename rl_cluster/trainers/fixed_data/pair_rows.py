@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_cluster.checks import check_texts
+from rl_cluster.data.handed_over import read_rows
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.fixed_data.preference_dataset import PreferenceDataset
 
@@ -46,22 +47,5 @@ def from_lists(owner: str, prompts: Any, chosen: Any, rejected: Any) -> list[dic
 
 
 def table_rows(owner: str, data: Any, needed: Sequence[str]) -> list[dict[str, Any]]:
-    """A datasets.Dataset, or a sequence of mappings, as a list of dicts that all have these columns."""
-    countable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if not countable or isinstance(data, str | bytes | Mapping):
-        raise BadInputError(
-            f"{owner} is {type(data).__name__} {data!r:.60}: give a datasets.Dataset or a list of dicts with "
-            f"{', '.join(needed)}."
-        )
-    rows = [data[index] for index in range(len(data))]
-    if not rows:
-        raise BadInputError(f"{owner}: is empty. Give at least one row.")
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise BadInputError(f"{owner}[{number}] is {type(row).__name__} {row!r:.60}, not a dict.")
-        missing = [name for name in needed if row.get(name) is None]
-        if missing:
-            raise BadInputError(
-                f"{owner}[{number}]: has no {missing[0]!r}; it has {', '.join(map(str, row)) or 'nothing'}."
-            )
-    return [dict(row) for row in rows]
+    """As read_rows, of dicts that all have these columns."""
+    return read_rows(data, owner, what=f"dicts with {', '.join(needed)}", needed=needed)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rl_cluster.config.fit import SFT
+from rl_cluster.data.handed_over import read_rows
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.fields import check_switch
-from rl_cluster.trainers.fixed_data.pair_rows import table_rows
 from rl_cluster.trainers.fixed_data.settings import FitSettings
 from rl_cluster.trainers.fixed_data.trainer import FitTrainer, Rows
 
@@ -59,16 +59,14 @@ class SFTTrainer(FitTrainer):
 
 def demonstration_rows(owner: str, data: Any) -> list[dict[str, Any]]:
     """Strings become rows of text; the columns of the first row decide which all rows must have."""
-    if isinstance(data, Sequence) and not isinstance(data, str) and data and isinstance(data[0], str):
-        return [{"text": text} for text in data]
-    rows = table_rows(owner, data, ())
+    rows = read_rows(data, owner, what="texts or of dicts", bare="text")
     kind = kind_of(rows[0])
     if kind is None:
         raise BadInputError(
             f"{owner}[0]: has {', '.join(map(str, rows[0])) or 'no columns'}; prompt and completion, "
             "messages, or text are needed."
         )
-    return table_rows(owner, rows, KINDS[kind])
+    return read_rows(rows, owner, needed=KINDS[kind])
 
 
 def kind_of(row: Mapping[str, Any]) -> Any:

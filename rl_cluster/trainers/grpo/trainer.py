@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rl_cluster.data.handed_over import Rows, read_prompts, read_rows
 from rl_cluster.environments.playing.case_environment import (
     case_reward_function,
     check_case_environment,
@@ -14,7 +15,6 @@ from rl_cluster.environments.playing.case_environment import (
 )
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.callbacks import CallbackHooks
-from rl_cluster.trainers.datasets import read_prompts, read_rows
 from rl_cluster.trainers.given import (
     check_no_optimizers,
     checked_policy,
@@ -71,13 +71,15 @@ class GRPOTrainer(OnlineTrainer):
         train_dataset, rewards = _with_environment(env, train_dataset, reward_funcs, tokenizer, model)
         room = _room(model, args)
         tools = [] if env is None else environment_tools(env)
+        train_dataset = read_rows(train_dataset, "train_dataset")
         train = read_prompts(train_dataset, tokenizer, "train_dataset", room, tools)
         held_out: tuple[Prompt, ...] = ()
         if eval_dataset is not None:
+            eval_dataset = read_rows(eval_dataset, "eval_dataset")
             held_out = read_prompts(eval_dataset, tokenizer, "eval_dataset", room, tools)
         elif args.eval_strategy.value != "no":
             raise BadInputError(f"eval_strategy={args.eval_strategy.value!r}: needs an eval_dataset.")
-        chats = _chats(train, train_dataset, "train_dataset") | _chats(held_out, eval_dataset, "eval_dataset")
+        chats = _chats(train, train_dataset) | _chats(held_out, eval_dataset)
         columns = sorted({name for prompt in (*train, *held_out) for name in prompt.metadata})
         sources, calls = grpo_rewards(
             rewards, args.reward_weights, tokenizer, reward_processing_classes, chats, columns
@@ -113,8 +115,9 @@ class GRPOTrainer(OnlineTrainer):
         self._chats, self._tools = chats, tools
 
     def _read_eval(self, dataset: Any) -> tuple[Prompt, ...]:
+        dataset = read_rows(dataset, "eval_dataset")
         prompts = read_prompts(dataset, self.processing_class, "eval_dataset", self._room, self._tools)
-        self._chats.update(_chats(prompts, dataset, "eval_dataset"))
+        self._chats.update(_chats(prompts, dataset))
         return prompts
 
 
@@ -133,14 +136,11 @@ def _with_environment(
     return rows, [score, *(reward for reward in given if reward is not None)]
 
 
-def _chats(prompts: Sequence[Prompt], dataset: Any, field: str) -> dict[str, Any]:
+def _chats(prompts: Sequence[Prompt], rows: Rows | None) -> dict[str, Any]:
     """Rendered text -> messages, of the prompts that are chats."""
-    if not prompts:
-        return {}
-    pairs = zip(prompts, read_rows(dataset, field), strict=True)
     return {
         prompt.text: row["prompt"]
-        for prompt, row in pairs
+        for prompt, row in zip(prompts, rows or (), strict=True)
         if row.get("input_ids") is None
         and isinstance(row["prompt"], list)
         and isinstance(row["prompt"][0], dict)

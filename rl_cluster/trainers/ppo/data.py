@@ -1,15 +1,18 @@
-"""A data set of queries in, the batches of TRL's loop out: {"input_ids": tensors, "query": texts, …}."""
+"""Prompts of train() in, those of a run out; a data set of queries in, the batches of TRL's loop out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rl_cluster.data.encode import encode_text
+from rl_cluster.data.handed_over import read_prompts
 from rl_cluster.errors import BadInputError
+from rl_cluster.trajectory import Prompt
 
 TEXT_COLUMNS = ("query", "prompt", "text")
 
@@ -68,3 +71,22 @@ def make_dataloader(
         collate_fn=collator or collate,
         generator=torch.Generator().manual_seed(seed),
     )
+
+
+def read_ppo_prompts(
+    field: str, prompts: Any, metadata: Any, tokenizer: Any, max_tokens: int
+) -> tuple[Prompt, ...]:
+    """prompts: as read_prompts, entries of a list too. metadata: a dict per prompt, or None."""
+    limit = "of PPOConfig.max_prompt_length. Shorten it, or raise the limit where the model has room"
+    read = read_prompts(prompts, tokenizer, field, max_tokens, bare=True, limit=limit)
+    if metadata is None:
+        return read
+    if isinstance(metadata, str | bytes | Mapping) or not hasattr(metadata, "__len__"):
+        raise BadInputError(f"metadata={metadata!r:.60}: give a list with a dict per prompt.")
+    if len(metadata) != len(read):
+        raise BadInputError(f"metadata: {len(metadata)} entries for {len(read)} prompts; give one each.")
+    for index, entry in enumerate(metadata):
+        if not isinstance(entry, Mapping):
+            raise BadInputError(f"metadata[{index}]={entry!r:.60}: must be a dict.")
+    pairs = zip(read, metadata, strict=True)
+    return tuple(replace(prompt, metadata={**prompt.metadata, **entry}) for prompt, entry in pairs)

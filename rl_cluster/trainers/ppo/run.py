@@ -14,6 +14,7 @@ from typing import Any
 from rl_cluster.assembly.given import Given
 from rl_cluster.config.environment import EnvironmentConfig
 from rl_cluster.config.reward import CallableScorer, EnvironmentScorer, RewardModelScorer, ScorerConfig
+from rl_cluster.data.handed_over import plain_metadata
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Hooks
@@ -26,7 +27,6 @@ from rl_cluster.trainers.ppo.checks import num_mini_batches, prompt_limit
 from rl_cluster.trainers.ppo.config import PPOConfig
 from rl_cluster.trainers.ppo.environment import EnvironmentSource, temperature_of
 from rl_cluster.trainers.ppo.history import IterationLog
-from rl_cluster.trainers.ppo.prompts import plain
 from rl_cluster.trainers.ppo.run_config import RunPlace, ppo_run_config
 from rl_cluster.trainers.ppo.weights import UserModel
 from rl_cluster.trainers.reward_signatures import RewardScorer
@@ -247,12 +247,7 @@ def _reward_model(reward: Any) -> Any:
 
 def _columns(prompts: Sequence[Prompt]) -> tuple[list[Any], list[dict[str, Any]]]:
     """Token ids, which need no encoding a second time, and metadata."""
-    return [p.tokens.tolist() for p in prompts], [_without_prompt(plain(p.metadata)) for p in prompts]
-
-
-def _without_prompt(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The column prompt of the file holds the token ids."""
-    return {name: value for name, value in metadata.items() if name != "prompt"}
+    return [prompt.tokens.tolist() for prompt in prompts], plain_metadata(prompts)
 
 
 def _close(session: TrainerSession) -> None:

@@ -26,11 +26,10 @@ from rl_cluster.protocols import SampleRow
 from rl_cluster.trainers.model_folder import copy_model, model_target
 from rl_cluster.trainers.ppo.arguments import read_arguments
 from rl_cluster.trainers.ppo.checks import estimator_of, kl_config
-from rl_cluster.trainers.ppo.data import make_dataloader
+from rl_cluster.trainers.ppo.data import make_dataloader, read_ppo_prompts
 from rl_cluster.trainers.ppo.environment import EnvironmentSource, check_environment_alone, is_environment
 from rl_cluster.trainers.ppo.history import PPOHistory
 from rl_cluster.trainers.ppo.loop import TensorLoop
-from rl_cluster.trainers.ppo.prompts import encode_rows, read_rows
 from rl_cluster.trainers.ppo.run import Opening, PPORun
 from rl_cluster.trainers.ppo.tensors import padded, prompt_ids, query_prompt, response_ids, score_column
 from rl_cluster.trainers.reward_signatures import RewardCall, checked_rewards, reward_call
@@ -327,8 +326,7 @@ class PPOTrainer:
         self.close()
 
     def _encode(self, field: str, prompts: Any, metadata: Any = None) -> tuple[Prompt, ...]:
-        rows = read_rows(field, prompts, metadata)
-        return encode_rows(field, rows, self.tokenizer, self._run.prompt_limit)
+        return read_ppo_prompts(field, prompts, metadata, self.tokenizer, self._run.prompt_limit)
 
     def _open_for_sampling(self, prompts: Sequence[Prompt]) -> TrainerSession:
         """prompts: of the call; an end token alone where there are none."""

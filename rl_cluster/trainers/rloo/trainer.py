@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rl_cluster.data.handed_over import read_prompts
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.callbacks import CallbackHooks
-from rl_cluster.trainers.datasets import read_prompts
 from rl_cluster.trainers.given import (
     check_collator,
     check_no_optimizers,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rl_cluster.data.handed_over import plain_metadata, read_prompts, read_rows
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.scratch import build_tokenizer
-from rl_cluster.trainers.datasets import plain_metadata, read_prompts, read_rows
 
 TOKENIZER = build_tokenizer("0123456789=+", 32)
 
@@ -50,6 +50,49 @@ def test_a_one_token_prompt_and_a_torch_dataset_are_fine() -> None:
 def test_a_dict_of_datasets_is_read_one_after_the_other() -> None:
     parts = {"a": [{"prompt": "1"}], "b": [{"prompt": "2"}]}
     assert [row["prompt"] for row in read_rows(parts, "eval_dataset")] == ["1", "2"]
+
+
+ROWS = [{"prompt": "1", "answer": 2}, {"prompt": "2", "answer": 3}]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ROWS,
+        tuple(ROWS),
+        iter(ROWS),
+        (row for row in ROWS),
+        datasets.Dataset.from_list(ROWS),
+        datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
+        datasets.DatasetDict(a=datasets.Dataset.from_list(ROWS[:1]), b=datasets.Dataset.from_list(ROWS[1:])),
+        {"a": ROWS[:1], "b": ROWS[1:]},
+        {"prompt": ["1", "2"], "answer": [2, 3]},
+        {"prompt": np.array(["1", "2"]), "answer": (2, 3)},
+    ],
+)
+def test_rows_are_the_same_in_every_form(data: Any) -> None:
+    assert read_rows(data, "rows") == ROWS
+
+
+def test_entries_that_are_no_dicts_are_prompts_where_they_may_be() -> None:
+    given = [
+        "12=",
+        [3, 4],
+        np.array([3, 4]),
+        torch.tensor([5]),
+        {"query": "1", "answer": 2},
+        {"input_ids": [3]},
+    ]
+    prompts = read(given, bare=True)
+    assert [prompt.tokens.tolist() for prompt in prompts][1:] == [[3, 4], [3, 4], [5], [4], [3]]
+    assert prompts[0].text == "12=" and prompts[4].metadata == {"answer": 2}
+
+
+def test_columns_of_different_lengths_and_rows_without_a_column_are_refused() -> None:
+    with pytest.raises(BadInputError, match=r"rows: the columns have {'a': 1, 'b': 2} values"):
+        read_rows({"a": [1], "b": [1, 2]}, "rows")
+    with pytest.raises(BadInputError, match=r"rows\[1\]: has no 'b'; it has a, b"):
+        read_rows([{"b": 1}, {"a": 1, "b": None}], "rows", needed=("b",))
 
 
 @pytest.mark.parametrize(
