@@ -15,6 +15,7 @@ from torch import nn
 
 from rl_cluster.config.run import OptimizerConfig
 from rl_cluster.modeling.policy import PolicyModel
+from rl_cluster.protocols import OptimParams
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,41 @@ class StepOutcome:
 
     grad_norm: float
     skipped: bool
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Everything that one update may choose. max_grad_norm: 0 for no clipping. gradient_scale: what the
+    gradient is multiplied with before it is measured, clipped and applied. values_only: only the value head
+    is updated; the rest, whose gradient must be 0, stays as it is to the bit, in its optimizer state, too."""
+
+    learning_rate: float
+    max_grad_norm: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    gradient_scale: float = 1.0
+    values_only: bool = False
+
+    @staticmethod
+    def of(
+        optimizer: OptimizerConfig, params: OptimParams, scheduled_rate: float, values_only: bool
+    ) -> StepSettings:
+        """What the step names, and the learner's own for the rest. Raises BadInputError."""
+
+        def chosen(given: Any, own: Any) -> Any:
+            return own if given is None else given
+
+        params.check()
+        return StepSettings(
+            learning_rate=chosen(params.learning_rate, scheduled_rate),
+            max_grad_norm=chosen(params.max_grad_norm, optimizer.max_grad_norm),
+            betas=chosen(params.betas, optimizer.betas),
+            eps=chosen(params.eps, optimizer.eps),
+            weight_decay=chosen(params.weight_decay, optimizer.weight_decay),
+            gradient_scale=params.gradient_scale,
+            values_only=values_only,
+        )
 
 
 class Engine(Protocol):
@@ -37,11 +73,13 @@ class Engine(Protocol):
         """Add the gradient of `loss` to what is there, and to what the other ranks add."""
         ...
 
-    def step(self, learning_rate: float, max_grad_norm: float, values_only: bool = False) -> StepOutcome:
-        """Clip to max_grad_norm (0: no clipping), update, forget the gradient.
+    def step(self, settings: StepSettings) -> StepOutcome:
+        """Scale, clip, update, forget the gradient. One that is not finite changes nothing (skipped).
+        Raises BadInputError, before anything changes, for settings that this engine cannot apply."""
+        ...
 
-        A gradient that is not finite changes nothing (skipped). values_only: only the value head is updated;
-        the rest, whose gradient must be 0, stays as it is to the bit, in its optimizer state, too."""
+    def forget(self) -> None:
+        """Drop the gradient that was accumulated since the last step."""
         ...
 
     def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
@@ -91,11 +129,21 @@ def has_shared_values(module: nn.Module) -> bool:
     return isinstance(module, PolicyModel) and module.value_head is not None
 
 
-def set_rates(groups: Sequence[dict[str, Any]], learning_rate: float, values_only: bool) -> None:
-    """For the next step of an optimizer of build_adamw."""
-    for group in groups:
-        group["lr"] = learning_rate
-        group[HELD] = values_only and not group.get(VALUES, False)
+def decaying(group: dict[str, Any]) -> bool | None:
+    """Whether the parameters of a group of parameter_groups decay; None: vectors and matrices are mixed."""
+    kinds = {parameter.dim() >= 2 for parameter in group["params"]}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def apply_settings(
+    groups: Sequence[dict[str, Any]], decays: Sequence[bool | None], settings: StepSettings
+) -> None:
+    """For the next step of an optimizer of build_adamw. decays: `decaying` of each group; one that is mixed
+    does not decay here."""
+    for group, decay in zip(groups, decays, strict=True):
+        group["lr"], group["betas"], group["eps"] = settings.learning_rate, settings.betas, settings.eps
+        group["weight_decay"] = settings.weight_decay if decay else 0.0
+        group[HELD] = settings.values_only and not group.get(VALUES, False)
 
 
 def _hold(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from learners.engine import StepOutcome, build_adamw, parameter_groups, set_rates
+from learners.engine import StepOutcome, StepSettings, apply_settings, build_adamw, decaying, parameter_groups
 from learners.spec import LearnerSpec
+from rl_cluster.errors import BadInputError
 
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
 
@@ -68,7 +69,9 @@ class DeepSpeedEngine:
         self._stage = effective_stage(spec)
         # An op for inference that takes a compiler, 40 s and shared memory to build; nothing here uses it.
         deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
-        optimizer = build_adamw(parameter_groups(module, spec.optimizer), spec.optimizer)
+        groups = parameter_groups(module, spec.optimizer)
+        self._decays = [decaying(group) for group in groups]
+        optimizer = build_adamw(groups, spec.optimizer)
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=deepspeed_config(spec)
         )
@@ -79,14 +82,39 @@ class DeepSpeedEngine:
     def backward(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss * self._world_size)
 
-    def step(self, learning_rate: float, max_grad_norm: float, values_only: bool = False) -> StepOutcome:
-        set_rates(self._zero.param_groups, learning_rate, values_only)
-        self._zero.clip_grad = max_grad_norm
-        self._engine.step()
+    def step(self, settings: StepSettings) -> StepOutcome:
+        if settings.weight_decay > 0 and None in self._decays:
+            raise BadInputError(
+                f"weight_decay {settings.weight_decay}: this learner was started without weight decay, and "
+                "ZeRO then holds what decays and what does not in one piece. Start it with "
+                "optimizer.weight_decay above 0; every step may then name its own."
+            )
+        apply_settings(self._zero.param_groups, self._decays, settings)
+        self._zero.clip_grad = settings.max_grad_norm
+        # DeepSpeed divides gradients by its loss scale, which multiplied none of them here.
+        self._zero.loss_scale = 1.0 / settings.gradient_scale
+        try:
+            self._engine.step()
+        finally:
+            self._zero.loss_scale = 1.0
         norm = float(self._engine.get_global_grad_norm())
         skipped = bool(self._zero.overflow)
         assert skipped or math.isfinite(norm), "DeepSpeed applied a gradient that was not finite"
         return StepOutcome(norm, skipped)
+
+    def forget(self) -> None:
+        """What DeepSpeed does with a gradient that is not finite, in its own words."""
+        if self._stage == 3:
+            self._zero._overflow_clean_up(1.0)
+            return
+        self._zero.zero_grad(set_to_none=True)
+        self._zero._release_preflattened_grad_buffers()
+        if self._zero.cpu_offload:
+            self._zero.reset_cpu_buffers()
+            return
+        for key in self._zero.averaged_gradients:
+            self._zero.averaged_gradients[key] = None
+            self._zero.all_grad_tensors[key] = None
 
     def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         result: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parameters))

@@ -11,7 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from learners.engine import StepOutcome, build_adamw, parameter_groups, set_rates
+from learners.engine import (
+    HELD,
+    StepOutcome,
+    StepSettings,
+    apply_settings,
+    build_adamw,
+    decaying,
+    parameter_groups,
+)
 from rl_cluster.config.run import OptimizerConfig
 
 BUCKET_NUMBERS = 1 << 24
@@ -28,6 +36,7 @@ class TorchEngine:
         self.module = module
         self._world_size = world_size
         groups = parameter_groups(module, optimizer)
+        self._decays = [decaying(group) for group in groups]
         self._pairs: list[tuple[nn.Parameter, torch.Tensor]] = []
         for group in groups:
             masters = [p if p.dtype == torch.float32 else p.detach().float() for p in group["params"]]
@@ -46,21 +55,27 @@ class TorchEngine:
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 parameter.grad = None
 
-    def step(self, learning_rate: float, max_grad_norm: float, values_only: bool = False) -> StepOutcome:
-        masters = [master for _, master in self._pairs]
+    def step(self, settings: StepSettings) -> StepOutcome:
+        masters, max_grad_norm = [master for _, master in self._pairs], settings.max_grad_norm
         self._sum_over_ranks(masters)
         gradients = [master.grad for master in masters if master.grad is not None]
+        if settings.gradient_scale != 1.0:
+            torch._foreach_mul_(gradients, settings.gradient_scale)
         norm = float(torch.nn.utils.get_total_norm(gradients))
         skipped = not math.isfinite(norm)
         if not skipped:
             # Well below the limit clip_grads_with_norm_ would multiply by exactly 1.
             if 0 < max_grad_norm < CLIP_MARGIN * norm + CLIP_EPSILON:
                 torch.nn.utils.clip_grads_with_norm_(masters, max_grad_norm, torch.tensor(norm))
-            set_rates(self._optimizer.param_groups, learning_rate, values_only)
+            apply_settings(self._optimizer.param_groups, self._decays, settings)
+            self._decay_mixed_groups(settings)
             self._optimizer.step()
             self._copy_masters()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.forget()
         return StepOutcome(norm, skipped)
+
+    def forget(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
 
     def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         del parameters
@@ -85,6 +100,14 @@ class TorchEngine:
         self._optimizer.load_state_dict(state["optimizer"])
         self._optimizer.zero_grad(set_to_none=True)
         self._copy_masters()
+
+    def _decay_mixed_groups(self, settings: StepSettings) -> None:
+        """AdamW's decay of the matrices in groups that also hold vectors, for a decay named by one step."""
+        factor = 1.0 - settings.learning_rate * settings.weight_decay
+        for group, decays in zip(self._optimizer.param_groups, self._decays, strict=True):
+            if factor != 1.0 and decays is None and not group.get(HELD, False):
+                with torch.no_grad():
+                    torch._foreach_mul_([p for p in group["params"] if p.dim() >= 2], factor)
 
     def _copy_masters(self) -> None:
         with torch.no_grad():

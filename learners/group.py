@@ -66,22 +66,28 @@ class LearnerGroup:
 
     async def forward_backward(
         self, batch: Ref, layout: BatchLayout, rows: Sequence[int], loss: LossStep
-    ) -> dict[str, float]:
-        """Accumulate the gradient of the loss over `rows`, weighted over all of them together."""
+    ) -> tuple[dict[str, float], Ref]:
+        """Accumulate the gradient of the loss over `rows`, weighted over all of them together. Returns the
+        sums, and a Ref of the log-probabilities float32 [T] of the same pass."""
         plan = self._plan(layout, rows)
         weights = self._ranks[0].put(self._row_weights(layout, rows, loss))
         calls = [
-            rank.submit("forward_backward", batch, plan.micro_batches[index], weights, loss)
+            rank.submit("forward_backward", batch, plan.micro_batches[index], weights, loss, returns=2)
             for index, rank in enumerate(self._ranks)
         ]
+        parts = [call.refs[0] for call in calls]
+        whole = self._ranks[0].submit("assemble_logprobs", sum(layout.lengths), *parts, returns=2)
         totals: dict[str, float] = {}
-        for part in await self._answers("forward_backward", calls):
+        for part in (await self._answers("forward_backward", [*calls, whole]))[:-1]:
             add_metrics(totals, part)
-        return totals
+        return totals, whole.refs[0]
 
     async def optim_step(self, params: OptimParams | None = None) -> OptimResult:
         result: OptimResult = (await self._on_all("optim_step", params or OptimParams()))[0]
         return result
+
+    async def forget_gradient(self) -> None:
+        await self._on_all("forget_gradient")
 
     async def save(self, folder: Path) -> None:
         """Raises CheckpointError where a rank's files do not arrive in the folder that is seen here."""

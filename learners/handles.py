@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,14 +78,14 @@ async def answers(calls: Sequence[Call], what: str, deadline_seconds: float) -> 
     """
     tasks = {asyncio.ensure_future(call.answer): call.name for call in calls}
     done, pending = await asyncio.wait(tasks, timeout=deadline_seconds, return_when=asyncio.FIRST_EXCEPTION)
-    if pending and _errors(done):
+    if pending and _errors(tasks, done):
         late, pending = await asyncio.wait(
             pending, timeout=GRACE_SECONDS, return_when=asyncio.FIRST_EXCEPTION
         )
         done |= late
     for task in pending:
         task.cancel()
-    errors = _errors(done)
+    errors = _errors(tasks, done)
     if errors:
         raise min(errors, key=lambda error: not isinstance(error, WorkerDiedError))
     if pending:
@@ -94,5 +94,8 @@ async def answers(calls: Sequence[Call], what: str, deadline_seconds: float) -> 
     return [task.result() for task in tasks]
 
 
-def _errors(tasks: Iterable[asyncio.Future[Any]]) -> list[BaseException]:
-    return [error for task in tasks if (error := task.exception()) is not None]
+def _errors(
+    tasks: Iterable[asyncio.Future[Any]], done: Collection[asyncio.Future[Any]]
+) -> list[BaseException]:
+    """In the order of the calls: what fails first is the cause of what needed its answer."""
+    return [error for task in tasks if task in done and (error := task.exception()) is not None]

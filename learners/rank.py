@@ -6,9 +6,7 @@ on every rank of the group in the same order.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from learners.engine import Engine, has_shared_values
-from learners.engine_torch import TorchEngine
+from learners.building import build_engine, load_model, load_reference
+from learners.engine import StepSettings, has_shared_values
 from learners.export import export_model
 from learners.micro_batch import MicroBatch
+from learners.outputs import ForwardPart, LogprobsPart, joined, spread, whole_output
 from learners.schedule import learning_rate
 from learners.spec import LearnerSpec
 from learners.state_files import (
@@ -34,28 +33,14 @@ from learners.weight_groups import WeightMetadata, weight_groups, weight_metadat
 from rl_cluster.algorithms.table import LossStep, PolicyStep, compute_loss
 from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.batch import TokenBatch
-from rl_cluster.errors import BadInputError, NonFiniteError
+from rl_cluster.errors import NonFiniteError
 from rl_cluster.modeling.layout import PackedLayout
-from rl_cluster.modeling.load import load_critic, load_policy
-from rl_cluster.modeling.policy import CriticModel, PolicyModel
-from rl_cluster.modeling.score_model import ScoreModel, load_score_model
 from rl_cluster.protocols import ForwardOutput, OptimParams, OptimResult
 
 MicroBatches = Sequence[Sequence[int]]
 PROBE_TOKENS = 4
 LARGEST_WEIGHT = 1e18
 """Squares of larger ones overflow in float32, and a norm then makes 0 of everything, finite and useless."""
-
-
-@dataclass(frozen=True)
-class ForwardPart:
-    """One rank's share of a ForwardOutput: float32 [A], and where its tokens are in the batch, int64 [A]."""
-
-    places: np.ndarray
-    logprobs: np.ndarray
-    entropy: np.ndarray
-    values: np.ndarray | None
-    kl: np.ndarray | None
 
 
 class LearnerRank:
@@ -67,9 +52,9 @@ class LearnerRank:
         self.spec, self.rank, self.world_size = spec, rank, world_size
         self.device = torch.device(spec.device)
         torch.manual_seed(spec.seed + rank)
-        self.model = _load_model(spec).to(self.device)
-        self._reference = _load_reference(spec, self.model)
-        self.engine = _build_engine(self.model, spec, world_size)
+        self.model = load_model(spec).to(self.device)
+        self._reference = load_reference(spec, self.model)
+        self.engine = build_engine(self.model, spec, world_size)
         self._has_dropout = _has_dropout(self.model)
         self._updates = 0
         self._pending_backwards = 0
@@ -93,11 +78,11 @@ class LearnerRank:
         with_values = self.spec.critic != "none" and not reference
         with_kl = self._reference is not None and reference
         return None, ForwardPart(
-            places=_joined([places for places, _ in parts], np.int64),
-            logprobs=_joined([output[0].cpu().numpy() for _, output in parts]),
-            entropy=_joined([output[1].cpu().numpy() for _, output in parts]),
-            values=_joined([output[2].cpu().numpy() for _, output in parts]) if with_values else None,
-            kl=_joined([output[3].cpu().numpy() for _, output in parts]) if with_kl else None,
+            places=joined([places for places, _ in parts], np.int64),
+            logprobs=joined([output[0].cpu().numpy() for _, output in parts]),
+            entropy=joined([output[1].cpu().numpy() for _, output in parts]),
+            values=joined([output[2].cpu().numpy() for _, output in parts]) if with_values else None,
+            kl=joined([output[3].cpu().numpy() for _, output in parts]) if with_kl else None,
         )
 
     def _pass(self, micro: MicroBatch, reference: bool) -> tuple[Any, ...]:
@@ -114,27 +99,14 @@ class LearnerRank:
         return logprobs, entropy, None, kl
 
     def assemble(self, num_tokens: int, *parts: ForwardPart) -> tuple[None, ForwardOutput]:
-        """Parts of all ranks become one output in the order of the batch, 0 where not an action."""
-        places = np.concatenate([part.places for part in parts])
-
-        def spread(columns: list[np.ndarray]) -> np.ndarray:
-            result = np.zeros(num_tokens, dtype=np.float32)
-            result[places] = np.concatenate(columns)
-            return result
-
-        values = [part.values for part in parts if part.values is not None]
-        kl = [part.kl for part in parts if part.kl is not None]
-        return None, ForwardOutput(
-            logprobs=spread([part.logprobs for part in parts]),
-            entropy=spread([part.entropy for part in parts]),
-            values=spread(values) if values else None,
-            kl=spread(kl) if kl else None,
-        )
+        """The outputs of all ranks as one."""
+        return None, whole_output(num_tokens, parts)
 
     def forward_backward(
         self, batch: TokenBatch, micro_batches: MicroBatches, row_weights: np.ndarray, step: LossStep
-    ) -> dict[str, float]:
-        """Add this rank's part of the gradient; returns its part of the metrics (sums and extremes).
+    ) -> tuple[dict[str, float], LogprobsPart]:
+        """Add this rank's part of the gradient; returns its part of the metrics (sums and extremes) and of
+        the log-probabilities that the loss saw.
 
         row_weights: float64 [N], over the rows of the whole batch. An empty micro-batch adds nothing.
         """
@@ -142,9 +114,11 @@ class LearnerRank:
         values_only = has_shared_values(self.model) and isinstance(step, PolicyStep) and not step.train_policy
         self._values_only = values_only if self._pending_backwards == 0 else self._values_only and values_only
         totals: dict[str, float] = {}
+        parts = []
         for rows in micro_batches:
             micro = MicroBatch.of(batch, rows, self.device)
             output = self._run(micro, step.temperature, values_only)
+            parts.append((micro.places, output[0].detach()))
             # Every output takes part, at weight 0, so that every parameter gets a gradient on every rank.
             loss = torch.zeros((), device=self.device)
             for column in output:
@@ -155,21 +129,29 @@ class LearnerRank:
                 add_metrics(totals, self._meant(result.metrics | result.weighted))
             self.engine.backward(loss)
             self._pending_backwards += 1
-        return totals
+        return totals, LogprobsPart(
+            places=joined([places for places, _ in parts], np.int64),
+            logprobs=joined([logprobs.cpu().numpy() for _, logprobs in parts]),
+        )
+
+    def assemble_logprobs(self, num_tokens: int, *parts: LogprobsPart) -> tuple[None, np.ndarray]:
+        """The log-probabilities of all ranks as one column."""
+        return None, spread(num_tokens, parts, [part.logprobs for part in parts])
 
     def optim_step(self, params: OptimParams) -> OptimResult:
         """Update with the accumulated gradient; a gradient that is not finite changes nothing."""
         assert self._pending_backwards > 0, "optim_step without a forward_backward before it"
-        rate = params.learning_rate
-        if rate is None:
-            rate = learning_rate(self.spec.optimizer, self._updates, self.spec.total_steps)
-        if not (math.isfinite(rate) and rate >= 0.0):
-            raise BadInputError(f"learning rate {rate}: must be a finite number of at least 0.")
-        max_norm = self.spec.optimizer.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
-        outcome = self.engine.step(rate, max_norm, self._values_only)
+        rate = learning_rate(self.spec.optimizer, self._updates, self.spec.total_steps)
+        settings = StepSettings.of(self.spec.optimizer, params, rate, self._values_only)
+        outcome = self.engine.step(settings)
         self._pending_backwards = 0
         self._updates += not outcome.skipped
-        return OptimResult(self._updates, rate, outcome.grad_norm, outcome.skipped)
+        return OptimResult(self._updates, settings.learning_rate, outcome.grad_norm, outcome.skipped)
+
+    def forget_gradient(self) -> None:
+        """Drop the gradient that has accumulated, be it nothing."""
+        self.engine.forget()
+        self._pending_backwards = 0
 
     def save(self, folder: Path) -> list[str]:
         """This rank's rank-R.pt; rank 0 also learner.json. Accumulated gradients are not saved. Returns the
@@ -186,9 +168,10 @@ class LearnerRank:
         return [rank_file(folder, self.rank).name, LAYOUT_FILE]
 
     def load(self, folder: Path) -> None:
-        """Continue bit for bit where `save` was called. Raises CheckpointError."""
+        """Continue bit for bit where `save` was called, without a gradient. Raises CheckpointError."""
         check_manifest(folder, self._layout())
         state = read_rank_state(folder, self.rank)
+        self.forget_gradient()
         self.engine.load_state(state["engine"])
         self._updates = state["updates"]
         torch.set_rng_state(state["random"]["cpu"])
@@ -281,46 +264,6 @@ class LearnerRank:
         } | ({"value_head": "a parameter group of its own"} if has_shared_values(self.model) else {})
 
 
-def _load_model(spec: LearnerSpec) -> PolicyModel | CriticModel | ScoreModel:
-    common: dict[str, Any] = {
-        "dtype": spec.dtype,
-        "gradient_checkpointing": spec.gradient_checkpointing,
-        "trust_remote_code": spec.trust_remote_code,
-        "seed": spec.seed,
-    }
-    if spec.critic == "separate":
-        return load_critic(spec.model_path, **common)
-    if spec.critic == "reward":
-        return load_score_model(spec.model_path, lora=spec.lora, pad_token_id=spec.pad_token_id, **common)
-    return load_policy(spec.model_path, value_head=spec.critic == "shared", lora=spec.lora, **common)
-
-
-def _load_reference(spec: LearnerSpec, model: nn.Module) -> PolicyModel | None:
-    if spec.reference_path is None:
-        return None
-    assert isinstance(model, PolicyModel), "only a policy is compared with a reference"
-    frozen = load_policy(spec.reference_path, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
-    own, other = (len(policy.logprob_head.weight) for policy in (model, frozen))
-    if own != other:
-        raise BadInputError(
-            f"model.reference_path: {spec.reference_path} has a vocabulary of {other} tokens and the policy "
-            f"one of {own}; algorithm.kl.estimator=exact compares them token by token. Give a reference of "
-            "the same vocabulary, or take another estimator."
-        )
-    result: PolicyModel | None = frozen.to(spec.device).eval().requires_grad_(False)
-    return result
-
-
-def _build_engine(
-    model: PolicyModel | CriticModel | ScoreModel, spec: LearnerSpec, world_size: int
-) -> Engine:
-    if spec.engine == "torch" or spec.zero_stage == 0:
-        return TorchEngine(model, spec.optimizer, world_size)
-    from learners.engine_deepspeed import DeepSpeedEngine  # takes seconds to import
-
-    return DeepSpeedEngine(model, spec, world_size)
-
-
 OF_ENGINE_AND_LEARNER = ("gap_sum", "gap_max", "drift_sum", "drift_max")
 
 
@@ -342,8 +285,3 @@ def _few_tokens(device: torch.device) -> tuple[Any, ...]:
     """Two ids that every vocabulary has as one sequence, all but its first token drawn."""
     tokens = torch.arange(PROBE_TOKENS, device=device) % 2
     return tokens, PackedLayout.of([PROBE_TOKENS], device), torch.arange(1, PROBE_TOKENS, device=device), 1.0
-
-
-def _joined(columns: list[np.ndarray], dtype: Any = np.float32) -> np.ndarray:
-    values: np.ndarray = np.concatenate([np.zeros(0, dtype), *columns]).astype(dtype)
-    return values

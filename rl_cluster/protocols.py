@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rl_cluster.batch import TokenBatch
+from rl_cluster.errors import BadInputError
 from rl_cluster.trajectory import GroupSummary, GroupTask, ScoreFailure, Scores
 
 Ref = Any
@@ -67,10 +68,32 @@ class ForwardOutput:
 
 @dataclass(frozen=True)
 class OptimParams:
-    """What may change from step to step. learning_rate None: follow the schedule."""
+    """What may change from step to step. None: as the learner was started, learning_rate by its schedule.
+
+    gradient_scale: what the accumulated gradient is multiplied with before it is measured and clipped, for
+    sums whose weights are known only now (1 / Σ tokens).
+    """
 
     learning_rate: float | None = None
     max_grad_norm: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    gradient_scale: float = 1.0
+
+    def check(self) -> None:
+        """Raise BadInputError for what would spoil the weights."""
+        names = {"learning_rate": "learning rate", "eps": "eps", "weight_decay": "weight_decay"}
+        for name, shown in names.items():
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0.0):
+                raise BadInputError(f"{shown} {value}: must be a finite number of at least 0.")
+        if self.max_grad_norm is not None and not self.max_grad_norm >= 0.0:
+            raise BadInputError(f"max_grad_norm {self.max_grad_norm}: must be at least 0 (no clipping).")
+        if self.betas is not None and not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise BadInputError(f"betas {self.betas}: must be two numbers of at least 0 and below 1.")
+        if not (math.isfinite(self.gradient_scale) and self.gradient_scale > 0.0):
+            raise BadInputError(f"gradient_scale {self.gradient_scale}: must be a finite number above 0.")
 
 
 @dataclass(frozen=True)
@@ -84,7 +107,7 @@ class OptimResult:
 
 
 class Learner(Protocol):
-    """A model that takes gradients, on one or many ranks. Five verbs; calls take effect in order.
+    """A model that takes gradients, on one or many ranks; calls take effect in order.
 
     A batch is a Ref of a TokenBatch; `lengths`, `action_counts` and `units` are per row of that batch.
     `rows` chooses a part of it. Gradients accumulate, as plain sums over tokens, until `optim_step`.
@@ -97,14 +120,22 @@ class Learner(Protocol):
 
     async def forward_backward(
         self, batch: Ref, layout: BatchLayout, rows: Sequence[int], loss: Any
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], Ref]:
         """Accumulate the gradient of sum over the rows' tokens; `loss` is a config of algorithms/table.py.
 
-        Returns sums over all ranks (keys ending in `_sum`) and extremes (`_max`); no hidden mean.
+        Returns sums over all ranks (keys ending in `_sum`) and extremes (`_max`), no hidden mean; and a Ref
+        of the log-probabilities of this pass, float32 [T], in the batch's order, at the step's temperature,
+        0 where not an action of `rows`.
         """
         ...
 
-    async def optim_step(self, params: OptimParams | None = None) -> OptimResult: ...
+    async def optim_step(self, params: OptimParams | None = None) -> OptimResult:
+        """Update with what has accumulated, which is then forgotten."""
+        ...
+
+    async def forget_gradient(self) -> None:
+        """Drop what has accumulated since the last optim_step, be it nothing."""
+        ...
 
     async def save(self, folder: Path) -> None:
         """Weights, optimizer, scheduler and RNG of every rank, such that `load` continues bit for bit."""

@@ -125,15 +125,13 @@ class FakeLearner:
         self, batch: TokenBatch, layout: BatchLayout, *, reference: bool = False
     ) -> ForwardOutput:
         self.calls.append("reference" if reference else "forward")
-        weight = 0.0 if reference else self.weight
-        one, zero = logprob_of_one(weight), logprob_of_one(-weight)
-        logprobs = np.where(batch.action_mask, np.where(batch.tokens == 1, one, zero), 0.0).astype(np.float32)
+        logprobs = self._logprobs(batch, 0.0 if reference else self.weight)
         values = np.where(batch.action_mask, self.value, 0.0).astype(np.float32)
         return ForwardOutput(logprobs, -logprobs, values)
 
     async def forward_backward(
         self, batch: TokenBatch, layout: BatchLayout, rows: Sequence[int], loss: Any
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], np.ndarray]:
         self.calls.append("forward_backward")
         self.asked.append(Asked(loss, tuple(rows), layout, batch))
         await asyncio.sleep(0)
@@ -142,7 +140,15 @@ class FakeLearner:
         self.trained_groups += sorted({int(g) for g in chosen.group_ids})
         slope = (chosen.tokens == 1) - math.exp(logprob_of_one(self.weight))
         self._gradient += float((chosen.advantages * slope)[chosen.action_mask].mean())
-        return {"tokens_sum": float(chosen.action_mask.sum()), "policy_loss_sum": 0.0, "gap_max": 0.0}
+        sums = {"tokens_sum": float(chosen.action_mask.sum()), "policy_loss_sum": 0.0, "gap_max": 0.0}
+        if chosen.weights is not None:
+            sums["loss_sum"] = -float((chosen.weights * chosen.advantages)[chosen.action_mask].sum())
+        return sums, self._logprobs(batch, self.weight)
+
+    @staticmethod
+    def _logprobs(batch: TokenBatch, weight: float) -> np.ndarray:
+        one, zero = logprob_of_one(weight), logprob_of_one(-weight)
+        return np.where(batch.action_mask, np.where(batch.tokens == 1, one, zero), 0.0).astype(np.float32)
 
     async def optim_step(self, params: OptimParams | None = None) -> OptimResult:
         self.calls.append("optim_step")
@@ -151,6 +157,10 @@ class FakeLearner:
         norm, self._gradient = abs(self._gradient), 0.0
         self._step += 1
         return OptimResult(self._step, self._learning_rate, norm)
+
+    async def forget_gradient(self) -> None:
+        self.calls.append("forget_gradient")
+        self._gradient = 0.0
 
     async def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)

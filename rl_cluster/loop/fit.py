@@ -197,7 +197,7 @@ class FitLoop:
     async def _update(self, rows: FitRows) -> Metrics:
         z0 = await kl_baseline(self._learner, rows)
         batch = rows.batch
-        totals = await self._learner.forward_backward(
+        totals, _ = await self._learner.forward_backward(
             batch, BatchLayout.of(batch), range(batch.num_rows), fit_step(self._config.objective, z0)
         )
         result = await self._learner.optim_step()

@@ -111,12 +111,12 @@ class TrainStep:
         critic_optim: list[OptimResult] = []
         for rows in self._mini_batches(layout.num_rows, step):
             if self._critic is not None:
-                part = await self._critic.forward_backward(batch, layout, rows, of_critic)
+                part, _ = await self._critic.forward_backward(batch, layout, rows, of_critic)
                 add_metrics(critic_sums, part | {"updates_sum": 1.0})
                 critic_optim.append(await self._critic.optim_step())
                 if not of_policy.train_policy:
                     continue
-            part = await self._learner.forward_backward(batch, layout, rows, of_policy)
+            part, _ = await self._learner.forward_backward(batch, layout, rows, of_policy)
             add_metrics(sums, part | {"updates_sum": 1.0})
             optim.append(await self._learner.optim_step())
             if self._has_moved_too_far(part):

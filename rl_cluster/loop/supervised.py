@@ -24,7 +24,7 @@ async def run_supervised(
     skipped = SkippedUpdates(max_skipped_updates, "the supervised update")
     for step, batch in enumerate(batches, start=1):
         layout = BatchLayout.of(batch)
-        sums = await learner.forward_backward(batch, layout, range(batch.num_rows), CrossEntropyStep())
+        sums, _ = await learner.forward_backward(batch, layout, range(batch.num_rows), CrossEntropyStep())
         result = await learner.optim_step()
         skipped.count([result], sums)
         on_step(step, sums["nll_sum"] / sums["tokens_sum"], result)

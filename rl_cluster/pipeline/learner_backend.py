@@ -1,9 +1,9 @@
 """A learner on a cluster (protocols.Learner) behind the pipeline, driven by its own verbs.
 
-A learner's forward_backward answers with sums and not per token, and its gradients are plain sums whose
-weights must be known beforehand. So forward_backward here asks for a forward pass (log-probabilities, loss,
-metrics) and keeps the batch; optim_step knows how many tokens train, sends every kept batch with weights of
-1 / Σ tokens, and steps: exactly the gradient of one large batch, with one forward pass more.
+Gradients of a learner are plain sums. forward_backward adds a call's with weight 1 per trained token;
+optim_step knows how many tokens there are in all and scales by 1 / Σ tokens: exactly the gradient of one
+large batch. The batches since the last step are kept, because a call that fails midway leaves a gradient
+that nobody knows: it is forgotten, and what had succeeded is sent once more.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_cluster.algorithms.inputs import LossInputs
-from rl_cluster.algorithms.table import compute_loss
 from rl_cluster.errors import BadInputError, CheckpointError, PipelineError
 from rl_cluster.pipeline.backend import Accumulation, CallableLoss, SampleRequest, SavedState, StepRequest
 from rl_cluster.pipeline.inputs import TokenInputs
@@ -26,13 +24,20 @@ from rl_cluster.pipeline.learner_batch import LearnerBatch
 from rl_cluster.pipeline.losses import BuiltInLoss
 from rl_cluster.pipeline.metrics import loss_metrics
 from rl_cluster.pipeline.outputs import ForwardBackwardOutput, OptimStepOutput
-from rl_cluster.protocols import ForwardOutput, Learner, OptimParams, RolloutWorker, WeightPublisher
+from rl_cluster.protocols import (
+    ForwardOutput,
+    Learner,
+    OptimParams,
+    OptimResult,
+    RolloutWorker,
+    WeightPublisher,
+)
 from rl_cluster.trainers.background import BackgroundLoop
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec
 
 LEARNER = "learner"
 """The learner's own part of a checkpoint folder."""
-VERBS = ("forward", "forward_backward", "optim_step", "save", "load", "compute")
+VERBS = ("forward", "forward_backward", "optim_step", "forget_gradient", "save", "load", "compute")
 
 
 class LearnerBackend:
@@ -66,6 +71,7 @@ class LearnerBackend:
         self._learner, self._rollout, self._publisher = learner, rollout, publisher
         self._deadline = deadline_seconds
         self._kept: list[tuple[LearnerBatch, BuiltInLoss]] = []
+        self._gradient_is_known = True
         self._published: int | None = None
         self._samples = 0
         self._broken = ""
@@ -80,6 +86,8 @@ class LearnerBackend:
                 f"optimizer: {type(optimizer).__name__}; on a cluster the learner has its own, give None or "
                 "OptimParams"
             )
+        if optimizer is not None:
+            optimizer.check()
         if scheduler is not None:
             raise BadInputError(
                 "scheduler: on a cluster the learner has its own; give OptimParams(learning_rate=…)"
@@ -103,15 +111,15 @@ class LearnerBackend:
         started = time.perf_counter()
         self._refuse_broken()
         batch = LearnerBatch.of(tokens, loss)
-        output = self._forward(batch, reference=False)
-        sums = _loss_of(batch, loss, output)
+        sums, logprobs = self._call("forward_backward", self._accumulate(batch, loss))
         count = float(batch.trained.sum())
         self._kept.append((batch, loss))
         self.accumulation.add(count)
-        metrics = {"loss": sums["loss_sum"], "num_tokens": count} | loss_metrics(loss.name, sums)
+        mean = sums["loss_sum"] / count
+        metrics = {"loss": mean, "num_tokens": count} | loss_metrics(loss.name, sums)
         metrics["accumulated_steps"] = float(self.accumulation.calls)
         metrics["execution_time"] = time.perf_counter() - started
-        return ForwardBackwardOutput(sums["loss_sum"], None, batch.padded(output.logprobs), metrics)
+        return ForwardBackwardOutput(mean, None, batch.padded(logprobs), metrics)
 
     def optim_step(self, request: StepRequest) -> OptimStepOutput:
         self._refuse_broken()
@@ -121,8 +129,11 @@ class LearnerBackend:
             return OptimStepOutput(self.step, params.learning_rate or 0.0, 0.0, skipped)
         if params.max_grad_norm is None:
             params = replace(params, max_grad_norm=request.max_grad_norm)
+        params = replace(params, gradient_scale=params.gradient_scale / self.accumulation.weight)
         try:
-            result = self._call("optim_step", self._train(params))
+            result = self._call("optim_step", self._step(params))
+        except BadInputError:
+            raise  # refused before anything changed
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             raise
@@ -132,13 +143,32 @@ class LearnerBackend:
         metrics = {"skipped": float(result.skipped), "accumulated_steps": float(calls)}
         return OptimStepOutput(self.step, result.learning_rate, result.grad_norm, metrics)
 
-    async def _train(self, params: OptimParams) -> Any:
-        weight = 1.0 / self.accumulation.weight
-        for batch, loss in self._kept:
-            reference = await self._reference_to(batch.weighted(weight))
-            rows = range(batch.batch.num_rows)
-            await self._learner.forward_backward(reference, batch.layout, rows, loss.step)
+    async def _accumulate(self, batch: LearnerBatch, loss: BuiltInLoss) -> tuple[dict[str, float], Any]:
+        """The sums and the log-probabilities [T] of the call."""
+        await self._know_gradient()
+        self._gradient_is_known = False
+        sums, logprobs = await self._send(batch, loss)
+        values = await self._value_of(logprobs)
+        self._gradient_is_known = True
+        return sums, values
+
+    async def _step(self, params: OptimParams) -> OptimResult:
+        await self._know_gradient()
         return await self._learner.optim_step(params)
+
+    async def _know_gradient(self) -> None:
+        """After a failed call: that of the calls that succeeded, and nothing else."""
+        if self._gradient_is_known:
+            return
+        await self._learner.forget_gradient()
+        for batch, loss in self._kept:
+            await self._send(batch, loss)
+        self._gradient_is_known = True
+
+    async def _send(self, batch: LearnerBatch, loss: BuiltInLoss) -> tuple[dict[str, float], Any]:
+        reference = await self._reference_to(batch.summed)
+        rows = range(batch.batch.num_rows)
+        return await self._learner.forward_backward(reference, batch.layout, rows, loss.step)
 
     def forward(
         self, tokens: TokenInputs, temperature: float, reference: bool
@@ -199,10 +229,14 @@ class LearnerBackend:
                     f"path: {part} is missing; {folder} is no checkpoint of a learner's save_state"
                 )
         step = torch.load(folder / "state.pt", weights_only=True)["step"]
-        self._call("load", self._learner.load(folder / LEARNER))
-        self.step, self._published, self._broken = step, None, ""
+        self._call("load", self._load(folder / LEARNER))
+        self.step, self._published, self._broken, self._gradient_is_known = step, None, "", True
         self._kept.clear()
         self.accumulation.clear()
+
+    async def _load(self, folder: Path) -> None:
+        await self._learner.load(folder)
+        await self._learner.forget_gradient()
 
     def close(self) -> None:
         self._thread.close()
@@ -235,33 +269,6 @@ class LearnerBackend:
                 f"the learner failed in an optim_step ({self._broken}), what it has accumulated is unknown; "
                 "load_state() a saved state"
             )
-
-
-def _loss_of(batch: LearnerBatch, loss: BuiltInLoss, output: ForwardOutput) -> dict[str, float]:
-    """The metrics of the call, `loss_sum` being its mean loss, from what the learner reported."""
-    trained, whole = batch.trained, batch.weighted(1.0 / float(batch.trained.sum()))
-
-    def chosen(column: np.ndarray | None) -> torch.Tensor | None:
-        return None if column is None else torch.from_numpy(np.asarray(column, dtype=np.float32)[trained])
-
-    logprobs, weights = chosen(output.logprobs), chosen(whole.weights)
-    assert logprobs is not None
-    assert weights is not None
-    return compute_loss(
-        loss.step,
-        LossInputs(
-            row=torch.from_numpy(whole.row_of_token[trained]),
-            num_rows=whole.num_rows,
-            logprobs=logprobs,
-            weights=weights,
-            entropy=chosen(output.entropy),
-            values=chosen(output.values),
-            proximal_logprobs=chosen(whole.proximal_logprobs),
-            old_values=chosen(whole.values),
-            advantages=chosen(whole.advantages),
-            returns=chosen(whole.returns),
-        ),
-    ).metrics
 
 
 def _same(value: Any) -> Any:

@@ -22,7 +22,7 @@ COLUMNS = {"proximal_logprobs": "proximal_logprobs", "advantages": "advantages",
 
 @dataclass(frozen=True)
 class LearnerBatch:
-    """batch: without weights, they are known only at the step. places: int64 [T], where its tokens are among
+    """batch: without weights. places: int64 [T], where its tokens are among
     the B * L. trained: bool [T], the tokens that train (all others of action_mask are only reported)."""
 
     batch: TokenBatch
@@ -63,9 +63,10 @@ class LearnerBatch:
     def layout(self) -> BatchLayout:
         return BatchLayout.of(self.batch)
 
-    def weighted(self, weight: float) -> TokenBatch:
-        """Every trained token at `weight`, so that a plain sum is a mean."""
-        return self.batch.with_columns(weights=np.where(self.trained, weight, 0.0).astype(np.float32))
+    @property
+    def summed(self) -> TokenBatch:
+        """With a weight of 1 for every token that trains."""
+        return self.batch.with_columns(weights=self.trained.astype(np.float32))
 
     def padded(self, column: np.ndarray) -> torch.Tensor:
         """float32 [B, L] of a column [T], 0 elsewhere."""

@@ -34,7 +34,7 @@ def backward(
     totals: dict[str, float] = {}
     for chosen, budget in zip(rows, budgets, strict=True):
         plan = plan_shards(batch.lengths, chosen.tolist(), batch.units, rank.world_size, budget)
-        totals = rank.forward_backward(batch, plan.micro_batches[rank.rank], weights, step)
+        totals, _ = rank.forward_backward(batch, plan.micro_batches[rank.rank], weights, step)
     return totals
 
 
@@ -50,6 +50,24 @@ def train(
             rank.forward_part(batch, [(0, 1)], reference=False)
         results.append(rank.optim_step(OptimParams()))
     return results, weights_of(rank), [(meta.name, meta.shape) for meta in rank.weight_metadata()]
+
+
+def train_with(
+    here: LearnerRank,
+    spec: LearnerSpec,
+    batches: Sequence[TokenBatch],
+    step: LossStep,
+    params: Sequence[OptimParams],
+) -> tuple[list[OptimResult], Weights]:
+    """An update per batch, each with its own settings. Before each there is a gradient to be forgotten."""
+    rank = LearnerRank(spec, here.rank, here.world_size)
+    results = []
+    for batch, settings in zip(batches, params, strict=True):
+        backward(rank, batches[0], [60], step)
+        rank.forget_gradient()
+        backward(rank, batch, [60], step)
+        results.append(rank.optim_step(settings))
+    return results, weights_of(rank)
 
 
 def gradient(

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from learners.engine import StepSettings
 from learners.engine_torch import TorchEngine
 from learners.rank import LearnerRank
 from learners.spec import LearnerSpec
 from rl_cluster.algorithms.steps import CrossEntropyStep
+from rl_cluster.config.run import OptimizerConfig
+from rl_cluster.protocols import OptimParams
 from tests.learners import rank_programs
 from tests.learners.learner_cases import BF16_OPTIMIZER as OPTIMIZER
 from tests.learners.learner_cases import make_batch, make_model, movement_agrees
@@ -41,6 +44,12 @@ def by_shape(tensors: Iterable[torch.Tensor]) -> dict[torch.Size, torch.Tensor]:
     return found
 
 
+def settings(
+    learning_rate: float, max_grad_norm: float, optimizer: OptimizerConfig = OPTIMIZER
+) -> StepSettings:
+    return StepSettings.of(optimizer, OptimParams(max_grad_norm=max_grad_norm), learning_rate, False)
+
+
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.5, 100.0])
 def test_three_backward_passes_and_a_step_move_masters_and_module(max_grad_norm: float) -> None:
     ours, theirs = small_module(), small_module()
@@ -50,7 +59,7 @@ def test_three_backward_passes_and_a_step_move_masters_and_module(max_grad_norm:
         for x, y in micro_batches(step):
             engine.backward((engine.forward(x).float() - y).square().sum())
             plain.backward((theirs(x).float() - y).square().sum())
-        outcome = engine.step(0.01 * (step + 1), max_grad_norm)
+        outcome = engine.step(settings(0.01 * (step + 1), max_grad_norm))
         assert outcome.grad_norm == pytest.approx(plain.step(0.01 * (step + 1), max_grad_norm), rel=1e-6)
         masters = by_shape(engine.state()["masters"])
         for expected in plain.masters:
@@ -68,12 +77,13 @@ def test_three_backward_passes_and_a_step_move_masters_and_module(max_grad_norm:
 def test_masters_keep_what_bfloat16_would_round_away() -> None:
     module = small_module()
     before = [p.detach().clone() for p in module.parameters()]
-    engine = TorchEngine(module, OPTIMIZER.model_copy(update={"weight_decay": 0.0, "eps": 1e-8}))
+    optimizer = OPTIMIZER.model_copy(update={"weight_decay": 0.0, "eps": 1e-8})
+    engine = TorchEngine(module, optimizer)
     first = [master.clone() for master in engine.state()["masters"]]
     for _ in range(3):
         for x, y in micro_batches(0):
             engine.backward((engine.forward(x).float() - y).square().sum())
-        engine.step(1e-6, 0.0)
+        engine.step(settings(1e-6, 0.0, optimizer))
     for old, new, p, q in zip(first, engine.state()["masters"], before, module.parameters(), strict=True):
         moved = (new - old).abs()
         assert float(moved.min()) > 1e-6 and float(moved.max()) < 3.1e-6
@@ -84,7 +94,7 @@ def test_loaded_masters_are_in_the_module_and_go_on_exactly() -> None:
     one, other = (TorchEngine(small_module(seed), OPTIMIZER) for seed in (0, 1))
     for x, y in micro_batches(0):
         one.backward((one.forward(x).float() - y).square().sum())
-    one.step(0.05, 0.5)
+    one.step(settings(0.05, 0.5))
     x, y = micro_batches(5)[0]
     other.backward((other.forward(x).float() - y).square().sum())  # a gradient of before, to be forgotten
     other.load_state(copy.deepcopy(one.state()))
@@ -94,7 +104,7 @@ def test_loaded_masters_are_in_the_module_and_go_on_exactly() -> None:
         for engine in (one, other):
             for x, y in micro_batches(step):
                 engine.backward((engine.forward(x).float() - y).square().sum())
-            engine.step(0.05, 0.5)
+            engine.step(settings(0.05, 0.5))
     for ours, theirs in zip(one.state()["masters"], other.state()["masters"], strict=True):
         assert torch.equal(ours, theirs)
 
@@ -103,12 +113,12 @@ def test_a_gradient_that_is_not_finite_leaves_masters_module_and_moments() -> No
     engine = TorchEngine(small_module(), OPTIMIZER)
     x, y = micro_batches(0)[0]
     engine.backward((engine.forward(x).float() - y).square().sum())
-    engine.step(0.05, 0.5)
+    engine.step(settings(0.05, 0.5))
     before = copy.deepcopy(engine.state())
     weights = [p.detach().clone() for p in engine.module.parameters()]
     engine.backward((engine.forward(x).float() - y).square().sum())
     engine.backward(engine.forward(x).float().sum() * float("inf"))
-    assert engine.step(0.05, 0.5).skipped
+    assert engine.step(settings(0.05, 0.5)).skipped
     after = engine.state()
     for old, new in zip(before["masters"], after["masters"], strict=True):
         assert torch.equal(old, new)
@@ -117,7 +127,7 @@ def test_a_gradient_that_is_not_finite_leaves_masters_module_and_moments() -> No
             assert torch.equal(tensor, after["optimizer"]["state"][index][name])
     assert all(torch.equal(a, b) for a, b in zip(weights, engine.module.parameters(), strict=True))
     engine.backward((engine.forward(x).float() - y).square().sum())
-    assert not engine.step(0.05, 0.5).skipped, "the bad gradient is forgotten"
+    assert not engine.step(settings(0.05, 0.5)).skipped, "the bad gradient is forgotten"
 
 
 @pytest.mark.parametrize("budget", [10_000, 60])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from learners.spec import LearnerSpec
 from learners.start import start_local_learner
 from rl_cluster.algorithms.steps import CrossEntropyStep, PolicyStep, ValueStep
 from rl_cluster.algorithms.weights import row_weights
+from rl_cluster.batch import TokenBatch
 from rl_cluster.config.algorithm import PolicyLossConfig
 from rl_cluster.config.run import LoRAConfig, OptimizerConfig
 from rl_cluster.errors import BadInputError, CheckpointError
@@ -71,6 +73,99 @@ async def test_forward_equals_transformers_row_by_row_in_input_order(model_path:
     assert output.values is None
 
 
+@pytest.mark.parametrize("own_decay", [0.0, 0.1])
+async def test_every_optimizer_setting_may_come_with_the_step(model_path: str, own_decay: float) -> None:
+    """Plain sums of the loss, divided by their number at the step, against plain AdamW on the mean."""
+    batch = make_batch()
+    rank = LearnerRank(spec_of(model_path, optimizer=OptimizerConfig(weight_decay=own_decay)))
+    lm = AutoModelForCausalLM.from_pretrained(model_path)
+    groups = [
+        {"params": [p for p in lm.parameters() if p.dim() >= 2]},
+        {"params": [p for p in lm.parameters() if p.dim() < 2]},
+    ]
+    reference = torch.optim.AdamW(groups, lr=1.0, fused=True)
+    count = int(batch.action_counts.sum())
+    steps = [
+        (1e-3, 0.2, (0.7, 0.9), 1e-4, 0.3),
+        (3e-3, 0.0, (0.5, 0.8), 1e-3, 0.0),
+        (1e-3, 9.0, (0.9, 0.99), 1e-5, 1.0),
+    ]
+    for rate, norm, betas, eps, decay in steps:
+        rank.forward_backward(batch, [range(6), range(6, 13)], np.ones(13), CrossEntropyStep())
+        result = rank.optim_step(OptimParams(rate, norm, betas, eps, decay, 1.0 / count))
+        (_nll_of(lm, batch) / count).backward()
+        expected = torch.nn.utils.get_total_norm([p.grad for p in lm.parameters()])
+        if norm > 0:
+            torch.nn.utils.clip_grad_norm_(lm.parameters(), norm)
+        for group, its_decay in zip(reference.param_groups, (decay, 0.0), strict=True):
+            group.update(lr=rate, betas=betas, eps=eps, weight_decay=its_decay)
+        reference.step()
+        reference.zero_grad()
+        assert (result.learning_rate, result.grad_norm) == (rate, pytest.approx(float(expected), rel=1e-4))
+    ours = weights_of(rank)
+    for name, parameter in lm.named_parameters():
+        if name in ours:
+            assert np.abs(ours[name] - parameter.detach().numpy()).max() < 2e-5
+
+
+def _nll_of(lm: Any, batch: TokenBatch) -> torch.Tensor:
+    """Row by row, summed over the actions."""
+    loss = torch.zeros(())
+    for row in range(batch.num_rows):
+        part = slice(batch.offsets[row], batch.offsets[row + 1])
+        tokens = torch.from_numpy(batch.tokens[part].astype(np.int64))
+        labels = tokens.masked_fill(~torch.from_numpy(batch.action_mask[part]), -100)
+        logits = lm(tokens[None]).logits[0]
+        loss = loss + torch.nn.functional.cross_entropy(logits[:-1], labels[1:], reduction="sum")
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (OptimParams(betas=(0.9, 1.0)), "betas"),
+        (OptimParams(eps=-1.0), "eps"),
+        (OptimParams(weight_decay=float("nan")), "weight_decay"),
+        (OptimParams(gradient_scale=0.0), "gradient_scale"),
+        (OptimParams(learning_rate=float("inf")), "learning rate"),
+    ],
+)
+def test_settings_that_would_spoil_the_weights_are_refused_and_the_gradient_stays(
+    model_path: str, params: OptimParams, message: str
+) -> None:
+    rank, other = LearnerRank(spec_of(model_path)), LearnerRank(spec_of(model_path))
+    for one in (rank, other):
+        one.forward_backward(make_batch(), [range(13)], np.ones(13), STEP)
+    with pytest.raises(BadInputError, match=message):
+        rank.optim_step(params)
+    assert rank.optim_step(OptimParams()) == other.optim_step(OptimParams())
+
+
+def test_a_backward_pass_tells_the_log_probabilities_that_its_loss_saw(model_path: str) -> None:
+    batch, rank = make_batch(), LearnerRank(spec_of(model_path))
+    rows = [9, 2, 5, 0]
+    _, part = rank.forward_backward(batch, [rows[:1], rows[1:]], np.ones(13), STEP)
+    _, forward = rank.forward_part(batch, [range(13)], reference=False)
+    _, ours = rank.assemble_logprobs(len(batch.tokens), part)
+    _, whole = rank.assemble(len(batch.tokens), forward)
+    chosen = np.isin(batch.row_of_token, rows) & batch.action_mask
+    assert ours.dtype == np.float32
+    assert np.array_equal(ours != 0.0, chosen)
+    assert np.abs(ours[chosen] - whole.logprobs[chosen]).max() < 1e-6
+
+
+def test_a_forgotten_or_loaded_over_gradient_leaves_no_trace(model_path: str, tmp_path: Path) -> None:
+    batch, rank, other = make_batch(), LearnerRank(spec_of(model_path)), LearnerRank(spec_of(model_path))
+    rank.save(tmp_path)
+    for forget in (rank.forget_gradient, lambda: rank.load(tmp_path)):
+        rank.forward_backward(make_batch(seed=4), [range(13)], np.ones(13), STEP)
+        forget()
+    for one in (rank, other):
+        one.forward_backward(batch, [range(13)], np.ones(13), STEP)
+    assert rank.optim_step(OptimParams()) == other.optim_step(OptimParams())
+    assert all(np.array_equal(weights_of(rank)[name], w) for name, w in weights_of(other).items())
+
+
 async def test_cross_entropy_update_equals_adamw_on_transformers_loss(model_path: str) -> None:
     batch = make_batch()
     optimizer = OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.2, weight_decay=0.1)
@@ -120,7 +215,7 @@ def test_dummy_micro_batches_change_nothing(model_path: str) -> None:
     results = []
     for micro_batches in ([range(13)], [(), range(13), ()]):
         rank = LearnerRank(spec_of(model_path, critic="shared"))
-        metrics = rank.forward_backward(batch, micro_batches, weights, replace(STEP, value_coef=0.5))
+        metrics, _ = rank.forward_backward(batch, micro_batches, weights, replace(STEP, value_coef=0.5))
         results.append((metrics, gradients_of(rank)))
     assert results[0][0] == results[1][0]
     assert np.array_equal(results[0][1], results[1][1])

@@ -22,7 +22,8 @@ from learners.spec import LearnerSpec
 from learners.start import start_local_learner, start_ray_learner
 from rl_cluster.algorithms.steps import CrossEntropyStep, ValueStep
 from rl_cluster.config.run import LoRAConfig
-from rl_cluster.errors import CheckpointError, DeadlineError, WorkerDiedError
+from rl_cluster.errors import BadInputError, CheckpointError, DeadlineError, WorkerDiedError
+from rl_cluster.protocols import OptimParams
 from rl_cluster.ray_answers import answer
 from tests.learners import rank_programs
 from tests.learners.learner_cases import (
@@ -84,10 +85,12 @@ async def test_group_answers_as_one_plain_rank_in_input_order(group: LearnerGrou
     assert np.abs(ours.entropy - theirs.entropy).max() < 1e-5
     assert np.count_nonzero(ours.logprobs) == batch.action_mask.sum()
     rows = [12, 3, 4, 0, 7]
-    metrics = await group.forward_backward(ref, layout_of(batch), rows, STEP)
-    expected = await local.forward_backward(batch, layout_of(batch), rows, STEP)
+    metrics, there = await group.forward_backward(ref, layout_of(batch), rows, STEP)
+    expected, here = await local.forward_backward(batch, layout_of(batch), rows, STEP)
     assert metrics.keys() == expected.keys()
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert np.abs(await there - here).max() < 1e-5
+    assert np.count_nonzero(here) == batch.select(rows).action_mask.sum()
     result, expected_result = await group.optim_step(), await local.optim_step()
     assert result.grad_norm == pytest.approx(expected_result.grad_norm, rel=1e-4)
     assert (result.step, result.learning_rate) == (1, 5e-4)
@@ -129,6 +132,29 @@ async def test_zero_with_two_ranks_equals_adamw_after_five_steps(
         assert [r.grad_norm for r in results] == pytest.approx([r.grad_norm for r in expected], rel=1e-4)
         # An update moves a weight by 1e-3 at most, five by 4e-3: Adam's sign near zero gradients is noise.
         assert max(np.abs(weights[n] - expected_weights[n]).max() for n in weights) < 2e-5
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+async def test_under_zero_every_step_brings_its_own_settings_and_a_forgotten_gradient_is_gone(
+    group: LearnerGroup, spec: LearnerSpec, stage: int
+) -> None:
+    decaying = replace(spec, optimizer=spec.optimizer.model_copy(update={"weight_decay": 0.1}))
+    params = [
+        OptimParams(1e-3, 0.3, (0.7, 0.9), 1e-4, 0.2, 0.01),
+        OptimParams(2e-3, 0.0, (0.5, 0.8), 1e-3, 0.0, 3.0),
+        OptimParams(gradient_scale=0.5),
+    ]
+    expected, weights = await alone(decaying, rank_programs.train_with, BATCHES[:3], STEP, params)
+    for results, ours in await group.apply(
+        rank_programs.train_with, replace(decaying, zero_stage=stage), BATCHES[:3], STEP, params
+    ):
+        assert [r.learning_rate for r in results] == [r.learning_rate for r in expected]
+        assert [r.grad_norm for r in results] == pytest.approx([r.grad_norm for r in expected], rel=1e-4)
+        assert max(np.abs(ours[name] - weights[name]).max() for name in weights) < 2e-5
+    with pytest.raises(BadInputError, match=r"optimizer\.weight_decay above 0"):
+        await group.apply(
+            rank_programs.train_with, replace(spec, zero_stage=stage), BATCHES[:1], STEP, params[:1]
+        )
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

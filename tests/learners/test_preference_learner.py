@@ -131,10 +131,10 @@ async def test_at_the_start_the_policy_is_its_own_reference(model_path: str, pai
     rows = await with_reference(learner, pairs)
     layout = BatchLayout.of(rows.batch)
     everything = range(rows.batch.num_rows)
-    sums = await learner.forward_backward(rows.batch, layout, everything, DPOStep(1.0))
+    sums, _ = await learner.forward_backward(rows.batch, layout, everything, DPOStep(1.0))
     assert sums["loss_sum"] == pytest.approx(np.log(2), abs=1e-5)
     await learner.optim_step(OptimParams())
-    moved = await learner.forward_backward(rows.batch, layout, everything, DPOStep(1.0))
+    moved, _ = await learner.forward_backward(rows.batch, layout, everything, DPOStep(1.0))
     assert moved["loss_sum"] < sums["loss_sum"] - 0.01
     again = await with_reference(learner, pairs)
     assert rows.batch.reference_logprobs is not None and again.batch.reference_logprobs is not None

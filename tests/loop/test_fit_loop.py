@@ -61,7 +61,7 @@ class TableLearner:
 
     async def forward_backward(
         self, batch: TokenBatch, layout: BatchLayout, rows: Sequence[int], loss: Any
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], None]:
         assert list(rows) == list(range(batch.num_rows))
         self.trained.append(batch.tokens[batch.offsets[:-1] + 1][::2].tolist())
         self.steps.append(loss)
@@ -69,7 +69,7 @@ class TableLearner:
         names = ("chosen_rewards", "rejected_rewards", "chosen_logps", "rejected_logps", "accuracy")
         sums = {f"{name}_sum": pairs for name in names}
         counts = dict.fromkeys(("examples_sum", "chosen_sum", "rejected_sum"), pairs)
-        return {**sums, **counts, "example_loss_sum": pairs * self.scale, "tokens_sum": 1.0}
+        return {**sums, **counts, "example_loss_sum": pairs * self.scale, "tokens_sum": 1.0}, None
 
     async def optim_step(self, params: OptimParams | None = None) -> OptimResult:
         self.scale += 1

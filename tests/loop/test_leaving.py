@@ -37,9 +37,9 @@ class Skipping(FakeLearner):
         super().__init__()
         self._skips, self._loss, self._updates = steps, loss, 0
 
-    async def forward_backward(self, *args: Any) -> dict[str, float]:
-        sums = await super().forward_backward(*args)
-        return {**sums, "policy_loss_sum": self._loss if self._updates + 1 in self._skips else 0.0}
+    async def forward_backward(self, *args: Any) -> tuple[dict[str, float], Any]:
+        sums, logprobs = await super().forward_backward(*args)
+        return {**sums, "policy_loss_sum": self._loss if self._updates + 1 in self._skips else 0.0}, logprobs
 
     async def optim_step(self, params: OptimParams | None = None) -> OptimResult:
         before, self._updates = self.weight, self._updates + 1

@@ -247,10 +247,10 @@ def test_samples_without_a_reward_count_in_no_mean_of_an_evaluation() -> None:
 
 async def test_a_supervised_run_reports_nats_per_token_of_each_batch() -> None:
     class Learner(FakeLearner):
-        async def forward_backward(self, batch: Any, layout: Any, rows: Any, loss: Any) -> dict[str, float]:
+        async def forward_backward(self, batch: Any, layout: Any, rows: Any, loss: Any) -> Any:
             self.calls.append("forward_backward")
             assert list(rows) == list(range(batch.num_rows))
-            return {"nll_sum": 6.0 * len(self.calls), "tokens_sum": 4.0}
+            return {"nll_sum": 6.0 * len(self.calls), "tokens_sum": 4.0}, None
 
     from tests.learners.learner_cases import make_batch
 

@@ -52,7 +52,7 @@ class MovingLearner:
 
     async def forward_backward(
         self, batch: TokenBatch, layout: BatchLayout, rows: Sequence[int], loss: LossStep
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], None]:
         old = batch.behaviour_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
         assert old is not None
         size = len(old)
@@ -82,7 +82,7 @@ class MovingLearner:
                 result = compute_loss(loss, micro.loss_inputs(batch, weights, tuple(output)))  # type: ignore[arg-type]
                 add_metrics(of_rank, result.metrics | result.weighted)
             add_metrics(totals, of_rank)
-        return totals
+        return totals, None
 
     async def optim_step(self, params: Any = None) -> OptimResult:
         return OptimResult(len(self.updates), 0.1, 1.0)

@@ -79,10 +79,18 @@ class TorchLearner:
             loss, LossInputs(row, batch.num_rows, logprobs[mask], entropy=entropy[mask], **columns)
         )
         result.loss.backward()
-        return result.metrics
+        return result.metrics, Box(np.where(batch.action_mask, logprobs.detach(), 0.0).astype(np.float32))
+
+    async def forget_gradient(self):
+        self.calls.append("forget_gradient")
+        self.optimizer.zero_grad()
 
     async def optim_step(self, params=None):
         self.calls.append("optim_step")
+        if self.fail == "optim_step":
+            raise RuntimeError("rank 1 is out of memory")
+        for parameter in self.model.parameters():
+            parameter.grad.mul_(params.gradient_scale)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), params.max_grad_norm))
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -165,7 +173,7 @@ def test_a_learner_and_a_model_in_process_give_the_same_losses_logprobs_norms_an
     for one, other in zip(seen[0][1], seen[1][1], strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(there.state_dict(), here.state_dict(), atol=1e-4, rtol=1e-3)
-    assert learner.calls == (["forward"] * 2 + ["forward_backward"] * 2 + ["optim_step"]) * 2
+    assert learner.calls == (["forward_backward"] * 2 + ["optim_step"]) * 2, "one pass per call"
 
 
 def test_the_loops_fake_learner_is_driven_by_its_verbs_and_learns(clients):
@@ -187,7 +195,7 @@ def test_the_loops_fake_learner_is_driven_by_its_verbs_and_learns(clients):
     reference = client.forward(batch, use_reference=True).result()["logprobs"]
     assert float(moved[0, 1]) == pytest.approx(-np.log1p(np.exp(-0.15)), abs=1e-6)
     assert float(reference[0, 1]) == pytest.approx(np.log(0.5))
-    assert learner.calls == ["forward", "forward_backward", "optim_step", "forward", "reference"]
+    assert learner.calls == ["forward_backward", "optim_step", "forward", "reference"]
 
 
 def test_accumulation_and_learning_rate_reach_the_learner(clients):
@@ -203,8 +211,9 @@ def test_accumulation_and_learning_rate_reach_the_learner(clients):
     assert client.optim_step().result().metrics["skipped"] == 1.0
     client.forward_backward(batch, "ppo")
     client.optim_step(OptimParams(learning_rate=0.1), max_grad_norm=0.25).result()
-    assert learner.params == OptimParams(learning_rate=0.1, max_grad_norm=0.25)
-    assert learner.calls == ["forward"] * 2 + ["forward_backward"] * 2 + ["optim_step"]
+    # 2 calls of 2 rows, 3 of whose 4 tokens have one before them.
+    assert learner.params == OptimParams(learning_rate=0.1, max_grad_norm=0.25, gradient_scale=1 / 12)
+    assert learner.calls == ["forward_backward"] * 2 + ["optim_step"]
 
 
 def test_state_goes_through_the_learners_own_save_and_load(make_qwen, clients, tmp_path):
@@ -228,30 +237,57 @@ def test_state_goes_through_the_learners_own_save_and_load(make_qwen, clients, t
         client.load_state(tmp_path / "two")
 
 
-def test_a_failed_forward_keeps_nothing_of_the_call(make_qwen, clients):
+def test_a_failed_call_keeps_nothing_of_itself_and_everything_before_it(make_qwen, clients):
+    """It breaks off after its gradient has been added: only what succeeded may reach the update."""
+
     class Failing(TorchLearner):
-        async def forward(self, batch, layout, *, reference=False):
+        async def forward_backward(self, batch, layout, rows, loss):
+            result = await super().forward_backward(batch, layout, rows, loss)
             if layout.num_rows == 1:
                 raise RuntimeError("rank 0 lost its way")
-            return await super().forward(batch, layout, reference=reference)
+            return result
 
-    learner = Failing(make_qwen(), 0.02)
-    client = clients(learner)
-    failing = client.forward_backward({"input_ids": IDS[:1]})
-    whole = client.forward_backward({"input_ids": IDS})
-    step = client.optim_step().result()
-    with pytest.raises(RuntimeError, match="lost its way"):
-        failing.result()
-    assert whole.result().metrics["accumulated_steps"] == step.metrics["accumulated_steps"] == 1
-    assert learner.calls == ["forward", "forward_backward", "optim_step"]
+    learner, plain = Failing(make_qwen(), 0.02), TorchLearner(make_qwen(), 0.02)
+    seen = []
+    for one in (learner, plain):
+        client = clients(one)
+        first = client.forward_backward({"input_ids": IDS})
+        failing = client.forward_backward({"input_ids": IDS[:1]}) if one is learner else None
+        second = client.forward_backward({"input_ids": IDS + 2})
+        step = client.optim_step().result()
+        if failing is not None:
+            with pytest.raises(RuntimeError, match="lost its way"):
+                failing.result()
+        counts = [f.result().metrics["accumulated_steps"] for f in (first, second)]
+        seen.append((counts, step.metrics["accumulated_steps"], step.grad_norm))
+    assert seen[0] == seen[1]
+    assert seen[0][:2] == ([1, 2], 2)
+    torch.testing.assert_close(learner.model.state_dict(), plain.model.state_dict())
+    backwards = ["forward_backward"] * 2
+    assert learner.calls == [*backwards, "forget_gradient", *backwards, "optim_step"]
 
 
-def test_after_a_failed_backward_the_learner_must_be_loaded_before_it_trains_on(make_qwen, clients, tmp_path):
+def test_a_failed_last_call_does_not_reach_the_step_either(make_qwen, clients):
+    learner, plain = TorchLearner(make_qwen(), 0.02), TorchLearner(make_qwen(), 0.02)
+    norms = []
+    for one in (learner, plain):
+        client = clients(one)
+        client.forward_backward({"input_ids": IDS}).result()
+        if one is learner:
+            one.fail = "forward_backward"
+            with pytest.raises(RuntimeError, match="out of memory"):
+                client.forward_backward({"input_ids": IDS}).result()
+            one.fail = None
+        norms.append(client.optim_step().result().grad_norm)
+    assert norms[0] == norms[1]
+
+
+def test_after_a_failed_step_the_learner_must_be_loaded_before_it_trains_on(make_qwen, clients, tmp_path):
     learner = TorchLearner(make_qwen(), 0.02)
     client = clients(learner)
     client.save_state(tmp_path / "start")
     client.forward_backward({"input_ids": IDS})
-    learner.fail = "forward_backward"
+    learner.fail = "optim_step"
     with pytest.raises(RuntimeError, match="out of memory"):
         client.optim_step().result()
     learner.fail = None

@@ -121,9 +121,10 @@ class DriftingLearner(FakeLearner):
         super().__init__()
         self._drifts = list(drifts)
 
-    async def forward_backward(self, *arguments: Any) -> dict[str, float]:
-        sums = await super().forward_backward(*arguments)
-        return {**sums, "weight_total": 0.5, "approxkl_weighted": 0.5 * self._drifts.pop(0)}
+    async def forward_backward(self, *arguments: Any) -> tuple[dict[str, float], Any]:
+        sums, logprobs = await super().forward_backward(*arguments)
+        moved = {"weight_total": 0.5, "approxkl_weighted": 0.5 * self._drifts.pop(0)}
+        return {**sums, **moved}, logprobs
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,9 @@ def _watch_updates(run: OpenRun, recorded: Recorded) -> None:
     learner, loop_of = run.cluster.learner, run
     real = learner.forward_backward
 
-    async def watched(batch: Any, layout: Any, rows: Sequence[int], loss: Any) -> dict[str, float]:
+    async def watched(
+        batch: Any, layout: Any, rows: Sequence[int], loss: Any
+    ) -> tuple[dict[str, float], Any]:
         step = loop_of.step
         while len(recorded.updates) <= step:
             recorded.updates.append([])
