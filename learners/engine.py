@@ -79,7 +79,7 @@ class Engine(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop the gradient that was accumulated since the last step."""
+        """Drop the gradient that was accumulated since the last step, be it nothing."""
         ...
 
     def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:

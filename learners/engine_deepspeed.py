@@ -66,6 +66,7 @@ class DeepSpeedEngine:
         assert spec.zero_stage >= 1, "stage 0 shards nothing: TorchEngine sums the gradients"
         self.module = module
         self._world_size = world_size
+        self._has_gradient = False
         self._stage = effective_stage(spec)
         # An op for inference that takes a compiler, 40 s and shared memory to build; nothing here uses it.
         deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
@@ -80,6 +81,7 @@ class DeepSpeedEngine:
         return self._engine(*inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
+        self._has_gradient = True
         self._engine.backward(loss * self._world_size)
 
     def step(self, settings: StepSettings) -> StepOutcome:
@@ -97,24 +99,23 @@ class DeepSpeedEngine:
             self._engine.step()
         finally:
             self._zero.loss_scale = 1.0
+        self._has_gradient = False
         norm = float(self._engine.get_global_grad_norm())
         skipped = bool(self._zero.overflow)
         assert skipped or math.isfinite(norm), "DeepSpeed applied a gradient that was not finite"
         return StepOutcome(norm, skipped)
 
     def forget(self) -> None:
-        """What DeepSpeed does with a gradient that is not finite, in its own words."""
-        if self._stage == 3:
-            self._zero._overflow_clean_up(1.0)
+        """Where gradients lie differs by stage and offload; only a step clears all of them, so one is made in
+        which the optimizer does nothing."""
+        if not self._has_gradient:
             return
-        self._zero.zero_grad(set_to_none=True)
-        self._zero._release_preflattened_grad_buffers()
-        if self._zero.cpu_offload:
-            self._zero.reset_cpu_buffers()
-            return
-        for key in self._zero.averaged_gradients:
-            self._zero.averaged_gradients[key] = None
-            self._zero.all_grad_tensors[key] = None
+        self._zero.optimizer.step = lambda: None
+        try:
+            self._engine.step()
+        finally:
+            del self._zero.optimizer.step
+        self._has_gradient = False
 
     def gathered(self, parameters: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         result: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parameters))

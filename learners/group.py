@@ -106,15 +106,19 @@ class LearnerGroup:
     async def export(self, folder: Path) -> None:
         await self._on_all("export", folder)
 
-    async def compute(self, function: Callable[..., Any], *args: Any, returns: int = 1) -> Any:
-        """As protocols.Learner.compute: on rank 0, Refs among args resolved, big results stay Refs."""
-        if returns > 1:
-            call = self._ranks[0].submit("compute", function, *args, returns=returns)
-            (small,) = await self._answers(_name_of(function), [call])
-            return (small, *call.refs)
-        call = self._ranks[0].submit("compute_ref", function, *args, returns=2)
-        await self._answers(_name_of(function), [call])
-        return call.refs[0]
+    async def ask(self, function: Callable[..., Any], *args: Any) -> Any:
+        """On rank 0, Refs among args resolved."""
+        call = self._ranks[0].submit("compute", function, *args)
+        return (await self._answers(_name_of(function), [call]))[0]
+
+    async def compute(self, function: Callable[..., tuple[Any, Any]], *args: Any) -> tuple[Any, Ref]:
+        """As ask, of (small, big); the big one stays where it is made."""
+        call = self._ranks[0].submit("compute", function, *args, returns=2)
+        (small,) = await self._answers(_name_of(function), [call])
+        return small, call.refs[0]
+
+    def put(self, value: Any) -> Ref:
+        return self._ranks[0].put(value)
 
     async def apply(
         self, function: Callable[..., Any], *args: Any, deadline_seconds: float | None = None

@@ -218,10 +218,6 @@ class LearnerRank:
         """Call a pure, importable function here."""
         return function(*args)
 
-    def compute_ref(self, function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
-        """As compute, for a result that must not travel to the driver."""
-        return None, function(*args)
-
     def apply(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call function(this rank, *args): for what works on the weights, such as publishing them."""
         return function(self, *args)

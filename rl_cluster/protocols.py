@@ -147,12 +147,17 @@ class Learner(Protocol):
         """An ordinary Hugging Face folder (a peft adapter under LoRA), without tokenizer and card."""
         ...
 
-    async def compute(self, function: Callable[..., Any], *args: Any, returns: int = 1) -> Any:
-        """Run a pure, importable function where the batch lives (rank 0), Refs among args resolved.
+    async def ask(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The answer of a pure, importable function, run where the batch lives (rank 0), Refs among args
+        resolved."""
+        ...
 
-        returns=1: the value as a Ref. returns=n: the function returns a tuple (small, big, ...);
-        the first is handed back as a value, the others as Refs.
-        """
+    async def compute(self, function: Callable[..., tuple[Any, Any]], *args: Any) -> tuple[Any, Ref]:
+        """As ask, of a function that returns (small, big): the first comes as it is, the second as a Ref."""
+        ...
+
+    def put(self, value: Any) -> Ref:
+        """A Ref of something that the driver has."""
         ...
 
 

@@ -172,8 +172,14 @@ class FakeLearner:
     async def export(self, folder: Path) -> None:
         await self.save(folder)
 
-    async def compute(self, function: Callable[..., Any], *args: Any, returns: int = 1) -> Any:
+    async def ask(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
+
+    async def compute(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    def put(self, value: Any) -> Any:
+        return value
 
 
 class FakePublisher:

@@ -97,8 +97,7 @@ class OpenRun:
             self._next_group += 1
         pool, learner = self.cluster.workers.pool, self.cluster.workers.learner
         refs = [ref for _, ref in await asyncio.gather(*(pool.rollout(task) for task in tasks))]
-        groups: list[TrajectoryGroup]
-        groups, _ = await learner.compute(_as_list, *refs, returns=2)
+        groups: list[TrajectoryGroup] = await learner.ask(_as_list, *refs)
         return groups
 
     async def train_on(self, groups: Sequence[TrajectoryGroup], scores: Sequence[np.ndarray]) -> Metrics:
@@ -109,7 +108,7 @@ class OpenRun:
             self._loop = self._new_loop(prompts, self.config.run.steps, None)
         ready = []
         for group, values in zip(groups, scores, strict=True):
-            ref: Ref = await workers.learner.compute(_same, group)
+            ref: Ref = workers.learner.put(group)
             reference = None if workers.reference is None else await workers.reference.logprobs(ref)
             now = time.perf_counter()
             named = Scores("given", np.asarray(values, dtype=np.float64))
@@ -184,13 +183,8 @@ class OpenRun:
         )
 
 
-def _as_list(*groups: TrajectoryGroup) -> tuple[list[TrajectoryGroup], None]:
-    """A pair, because the first of several values goes to the driver."""
-    return list(groups), None
-
-
-def _same(group: TrajectoryGroup) -> TrajectoryGroup:
-    return group
+def _as_list(*groups: TrajectoryGroup) -> list[TrajectoryGroup]:
+    return list(groups)
 
 
 async def open_run(

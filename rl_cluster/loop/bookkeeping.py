@@ -147,15 +147,13 @@ class Bookkeeping:
     async def _show_samples(self, step: int, groups: Sequence[ReadyGroup], raw: np.ndarray) -> None:
         chosen = groups[: self._config.log.num_samples]
         samples = self._config.batch.samples_per_prompt
-        texts, _ = await self._workers.learner.compute(
-            sample_texts, *(group.group for group in chosen), returns=2
-        )
+        texts = await self._workers.learner.ask(sample_texts, *(group.group for group in chosen))
         rows = [SampleRow(t.prompt, t.response, float(raw[i * samples])) for i, t in enumerate(texts)]
         self._observer.samples(step, rows)
 
     async def _write_trajectories(self, step: int, groups: Sequence[ReadyGroup], trained: Trained) -> None:
         path = self._folder / "trajectories" / f"step-{step}.parquet"
         refs = [group.group for group in groups]
-        await self._workers.learner.compute(
-            write_trajectories, str(path), trained.shaped.scores, trained.result.batch, *refs, returns=2
+        await self._workers.learner.ask(
+            write_trajectories, str(path), trained.shaped.scores, trained.result.batch, *refs
         )

@@ -117,6 +117,6 @@ class SampleText:
     response: str
 
 
-def sample_texts(*groups: TrajectoryGroup) -> tuple[list[SampleText], None]:
-    """The first sample of each group; a pair, because the first of several values goes to the driver."""
-    return [SampleText(group.prompt.text, group.trajectories[0].response_text) for group in groups], None
+def sample_texts(*groups: TrajectoryGroup) -> list[SampleText]:
+    """The first sample of each group."""
+    return [SampleText(group.prompt.text, group.trajectories[0].response_text) for group in groups]

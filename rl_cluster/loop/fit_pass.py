@@ -26,7 +26,7 @@ async def response_logprobs(learner: Learner, batch: TokenBatch, *, reference: b
     for rows in _chunks(batch, 1):
         part = batch.select(rows)
         output = await learner.forward(part, BatchLayout.of(part), reference=reference)
-        sums, _ = await learner.compute(sum_rows, part, output, returns=2)
+        sums = await learner.ask(sum_rows, part, output)
         parts.append(sums)
     return np.concatenate(parts)
 
@@ -79,7 +79,7 @@ async def evaluate(learner: Learner, rows: FitRows, step: LossStep) -> dict[str,
     for chunk in _chunks(rows.batch, rows.rows_per_example):
         part = rows.batch.select(chunk)
         output = await learner.forward(part, BatchLayout.of(part))
-        metrics, _ = await learner.compute(measure, step, part, output, returns=2)
+        metrics = await learner.ask(measure, step, part, output)
         add_metrics(totals, metrics)
     return totals
 
@@ -106,13 +106,13 @@ def _on_last_token(batch: TokenBatch, sums: np.ndarray) -> TokenBatch:
     return batch.with_columns(reference_logprobs=column)
 
 
-def sum_rows(batch: TokenBatch, output: ForwardOutput) -> tuple[np.ndarray, None]:
+def sum_rows(batch: TokenBatch, output: ForwardOutput) -> np.ndarray:
     """float64 [N]: log-probabilities summed over each row's action tokens."""
     chosen = np.where(batch.action_mask, output.logprobs.astype(np.float64), 0.0)
-    return np.bincount(batch.row_of_token, weights=chosen, minlength=batch.num_rows), None
+    return np.bincount(batch.row_of_token, weights=chosen, minlength=batch.num_rows)
 
 
-def measure(step: LossStep, batch: TokenBatch, output: ForwardOutput) -> tuple[dict[str, float], None]:
+def measure(step: LossStep, batch: TokenBatch, output: ForwardOutput) -> dict[str, float]:
     """The step's metrics on outputs of a forward pass, every token at weight 1: sums, not means."""
     import torch
 
@@ -135,4 +135,4 @@ def measure(step: LossStep, batch: TokenBatch, output: ForwardOutput) -> tuple[d
         reference_logprobs=tensor(batch.reference_logprobs),
         advantages=tensor(batch.advantages),
     )
-    return compute_loss(step, inputs).metrics, None
+    return compute_loss(step, inputs).metrics

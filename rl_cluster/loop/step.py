@@ -85,7 +85,6 @@ class TrainStep:
             policy,
             critic,
             step - 1,
-            returns=2,
         )
         updates = await self._update(batch, layout, kl_coef, step)
         return StepResult(layout, batch, stats, *updates, self._stats_are_behaviours)
@@ -95,10 +94,7 @@ class TrainStep:
         assert len(references) in (0, len(groups))
         mask_truncated = self._config.algorithm.loss.mask_truncated
         refs = [group.group for group in groups] + references
-        result: tuple[BatchLayout, Ref] = await self._learner.compute(
-            assemble, len(groups), mask_truncated, *refs, returns=2
-        )
-        return result
+        return await self._learner.compute(assemble, len(groups), mask_truncated, *refs)
 
     async def _update(
         self, batch: Ref, layout: BatchLayout, kl_coef: float, step: int

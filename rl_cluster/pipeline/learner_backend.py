@@ -37,7 +37,7 @@ from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec
 
 LEARNER = "learner"
 """The learner's own part of a checkpoint folder."""
-VERBS = ("forward", "forward_backward", "optim_step", "forget_gradient", "save", "load", "compute")
+VERBS = ("forward", "forward_backward", "optim_step", "forget_gradient", "save", "load", "ask", "put")
 
 
 class LearnerBackend:
@@ -148,7 +148,7 @@ class LearnerBackend:
         await self._know_gradient()
         self._gradient_is_known = False
         sums, logprobs = await self._send(batch, loss)
-        values = await self._value_of(logprobs)
+        values = await self._learner.ask(_same, logprobs)
         self._gradient_is_known = True
         return sums, values
 
@@ -166,7 +166,7 @@ class LearnerBackend:
         self._gradient_is_known = True
 
     async def _send(self, batch: LearnerBatch, loss: BuiltInLoss) -> tuple[dict[str, float], Any]:
-        reference = await self._reference_to(batch.summed)
+        reference = self._learner.put(batch.summed)
         rows = range(batch.batch.num_rows)
         return await self._learner.forward_backward(reference, batch.layout, rows, loss.step)
 
@@ -206,7 +206,7 @@ class LearnerBackend:
             ),
         )
         _, reference = await self._rollout.rollout(task)
-        group = await self._value_of(reference)
+        group = await self._learner.ask(_same, reference)
         trajectory = group.trajectories[0]
         drawn = trajectory.action_mask
         return trajectory.tokens[drawn].tolist(), trajectory.behaviour_logprobs[drawn].tolist()
@@ -246,19 +246,10 @@ class LearnerBackend:
         return result
 
     async def _forward_values(self, batch: LearnerBatch, reference: bool) -> ForwardOutput:
-        data = await self._reference_to(batch.batch)
-        result: ForwardOutput = await self._value_of(
-            await self._learner.forward(data, batch.layout, reference=reference)
-        )
+        data = self._learner.put(batch.batch)
+        output = await self._learner.forward(data, batch.layout, reference=reference)
+        result: ForwardOutput = await self._learner.ask(_same, output)
         return result
-
-    async def _reference_to(self, value: Any) -> Any:
-        """A Ref, whatever that is for this learner."""
-        return await self._learner.compute(_same, value)
-
-    async def _value_of(self, reference: Any) -> Any:
-        value, _ = await self._learner.compute(_with_nothing, reference, returns=2)
-        return value
 
     def _call(self, what: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self._thread.call(coroutine, what, self._deadline)
@@ -272,8 +263,5 @@ class LearnerBackend:
 
 
 def _same(value: Any) -> Any:
+    """A Ref is resolved as an argument, and comes back as what it refers to."""
     return value
-
-
-def _with_nothing(value: Any) -> tuple[Any, None]:
-    return value, None

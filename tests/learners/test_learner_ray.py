@@ -108,10 +108,11 @@ async def test_calls_take_effect_in_the_order_of_submission(group: LearnerGroup)
         group.forward(ref, layout),
     ]
     before, _, _, after = await asyncio.gather(*(asyncio.create_task(call) for call in calls))
-    small, big = await group.compute(_difference, before, after, returns=2)
+    small, big = await group.compute(_difference, before, after)
     assert small > 1e-4
     assert small == pytest.approx(np.abs(await big).max())
-    assert await (await group.compute(_difference, before, before)) == (0.0, pytest.approx(0.0))
+    assert await group.ask(_difference, before, before) == (0.0, pytest.approx(0.0))
+    assert await group.ask(_difference, group.put(await before), after) == (small, pytest.approx(await big))
 
 
 def _difference(before: Any, after: Any) -> tuple[float, np.ndarray]:

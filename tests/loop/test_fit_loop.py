@@ -85,7 +85,7 @@ class TableLearner:
     async def export(self, folder: Path) -> None:
         await self.save(folder)
 
-    async def compute(self, function: Callable[..., Any], *args: Any, returns: int = 1) -> Any:
+    async def ask(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 

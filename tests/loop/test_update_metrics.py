@@ -39,7 +39,7 @@ class MovingLearner:
         self._sigma = sigma
         self.updates: list[dict[str, Any]] = []
 
-    async def compute(self, function: Any, *args: Any, returns: int = 1) -> Any:
+    async def compute(self, function: Any, *args: Any) -> Any:
         return function(*args)
 
     async def forward(self, batch: TokenBatch, layout: Any, *, reference: bool = False) -> ForwardOutput:

@@ -37,9 +37,11 @@ class TorchLearner:
         self.step = 0
         self.fail = None
 
-    async def compute(self, function, *args, returns=1):
-        result = function(*[arg.value if isinstance(arg, Box) else arg for arg in args])
-        return Box(result) if returns == 1 else (result[0], *map(Box, result[1:]))
+    async def ask(self, function, *args):
+        return function(*[arg.value if isinstance(arg, Box) else arg for arg in args])
+
+    def put(self, value):
+        return Box(value)
 
     def _outputs(self, batch):
         """Log-probabilities and entropies [T], 0 at the first token of a row."""
