@@ -18,10 +18,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.modeling.continuing import continued_states
+from rl_cluster.modeling.full_precision import in_full_precision
 from rl_cluster.modeling.layout import PackedLayout
 from rl_cluster.modeling.logit_map import IDENTITY, LogitMap
 from rl_cluster.modeling.mask_pattern import NotPackableError
-from rl_cluster.modeling.packed import ATTENTION, CHECKED_ATTENTION, decoder_of, packed_hidden_states
+from rl_cluster.modeling.own_attention import mixes_tokens, set_attention
+from rl_cluster.modeling.packed import (
+    ATTENTION,
+    CHECKED_ATTENTION,
+    decoder_of,
+    packed_hidden_states,
+)
 from rl_cluster.modeling.token_logprobs import token_logprobs
 
 logger = logging.getLogger(__name__)
@@ -38,9 +46,6 @@ mean one in half precision, where a single number may be rounded far."""
 
 ROUNDING_IN_HALF, TIMES_ROUNDING = 0.03, 4
 """In half precision packing may differ by so much, or so many times what padding alone makes differ."""
-
-ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "mlp", "moe"})
-"""Kinds of layers, by the names of transformers' configs, that keep packed sequences apart."""
 
 MODEL_ERRORS = (
     *(RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError, NameError),
@@ -66,12 +71,14 @@ class Examined:
 @dataclass(frozen=True)
 class _Probe:
     """tokens: int64 [T], of three sequences, the third leaning on the first. targets: the places of all that
-    are predicted. compared: hidden states [T, D] → the numbers that have to be `expected`."""
+    are predicted. compared: hidden states [T, D] → the numbers that have to be `expected`.
+    generates: keys and values of the first tokens will be kept, for others that come after."""
 
     decoder: nn.Module
     tokens: torch.Tensor
     expected: torch.Tensor
     compared: Callable[[torch.Tensor], torch.Tensor]
+    generates: bool = False
 
     @torch.no_grad()
     def difference(self) -> float:
@@ -90,6 +97,16 @@ class _Probe:
         layout = PackedLayout.of(LENGTHS[:1], self.tokens.device)
         packed_hidden_states(self.decoder, self.tokens[: LENGTHS[0]], layout)
 
+    @torch.no_grad()
+    def continued_difference(self) -> float:
+        """The largest, of the first sequence's states where its last tokens come one at a time, in parts of
+        the states' size."""
+        tokens, device = self.tokens[: LENGTHS[0]], self.tokens.device
+        whole = packed_hidden_states(self.decoder, tokens, PackedLayout.of(LENGTHS[:1], device))
+        states = continued_states(self.decoder, tokens, SHARED)
+        size = whole.float().square().mean().sqrt().clamp_min(1e-6)
+        return float((states - whole[SHARED:]).float().abs().max() / size)
+
     @property
     def is_full(self) -> bool:
         return _is_full(next(self.decoder.parameters()))
@@ -104,6 +121,12 @@ def examine_policy(lm: PreTrainedModel, where: str) -> Examined:
 
     Raises BadInputError for a model that is not causal, and for one that cannot be run rightly.
     """
+    reason = _reason_in_full(lm, decoder_of(lm), lambda: _probe_of_policy(lm, where), where)
+    way, difference, why = _find_way(lm, _probe_of_policy(lm, where), where, reason)
+    return Examined(way, difference, why, LogitMap.of(lm.config))
+
+
+def _probe_of_policy(lm: PreTrainedModel, where: str) -> _Probe:
     head = lm.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise BadInputError(f"{where} has no linear language-model head; choose another model")
@@ -120,21 +143,40 @@ def examine_policy(lm: PreTrainedModel, where: str) -> Examined:
         return token_logprobs(states, head.weight, head.bias, tokens[targets], 1.0, logit_map=logit_map)[0]
 
     expected = predicted.gather(-1, tokens[targets, None])[:, 0]
-    probe = _Probe(decoder_of(lm), tokens, expected, logprobs)
-    way, difference, reason = _find_way(lm, probe, where)
-    return Examined(way, difference, reason, logit_map)
+    return _Probe(decoder_of(lm), tokens, expected, logprobs, generates=True)
 
 
 def examine_trunk(lm: PreTrainedModel, trunk: nn.Module, where: str) -> Examined:
     """By hidden states of the trunk, which is lm itself or a part of it; else as examine_policy."""
+    reason = _reason_in_full(lm, trunk, lambda: _probe_of_trunk(lm, trunk, where), where)
+    return Examined(*_find_way(lm, _probe_of_trunk(lm, trunk, where), where, reason))
+
+
+def _probe_of_trunk(lm: PreTrainedModel, trunk: nn.Module, where: str) -> _Probe:
     tokens = _tokens(lm)
     plain = _plainly(
         lambda row: trunk(input_ids=row, use_cache=False).last_hidden_state[0], lm, tokens, where
     )
     expected = torch.cat(plain)
     size = expected.square().mean().sqrt().clamp_min(1e-6)
-    probe = _Probe(trunk, tokens, expected / size, lambda hidden: hidden.float() / size)
-    return Examined(*_find_way(lm, probe, where))
+    return _Probe(trunk, tokens, expected / size, lambda hidden: hidden.float() / size)
+
+
+def _reason_in_full(
+    lm: PreTrainedModel, decoder: nn.Module, make_probe: Callable[[], _Probe], where: str
+) -> str:
+    """What keeps a model in half precision from being packed by its first layers in float32, where rounding
+    hides nothing; nothing of a model in float32, and where that cannot be tried."""
+    with in_full_precision(lm, decoder) as possible:
+        if not possible:
+            return ""
+        try:
+            probe = make_probe()
+        except BadInputError as error:
+            if error.__cause__ is None:
+                raise
+            return ""  # it does not run so; whether it runs as it is will show
+        return _find_way(lm, probe, where, told=False)[2]
 
 
 def _tokens(lm: PreTrainedModel) -> torch.Tensor:
@@ -154,7 +196,7 @@ def _plainly(
     run: Callable[[torch.Tensor], torch.Tensor], lm: PreTrainedModel, tokens: torch.Tensor, where: str
 ) -> list[torch.Tensor]:
     """float32 [length, …] of each sequence, by transformers alone."""
-    _set_attention(lm, "eager")
+    set_attention(lm, "eager")
     try:
         numbers = [run(row[None]).float() for row in tokens.split(LENGTHS)]
     except MODEL_ERRORS as error:
@@ -171,22 +213,27 @@ def _plainly(
     return numbers
 
 
-def _find_way(lm: PreTrainedModel, probe: _Probe, where: str) -> tuple[Way, float, str]:
-    """(way, difference, why not packed); lm's attention is set accordingly."""
+def _find_way(
+    lm: PreTrainedModel, probe: _Probe, where: str, reason: str = "", told: bool = True
+) -> tuple[Way, float, str]:
+    """(way, difference, why not packed); lm's attention is set accordingly. reason: known against packing."""
     allowed = probe.allowed
     if not probe.is_full:
         _, rounding = _padded(lm, probe, where)
         allowed = min(allowed, max(ROUNDING_IN_HALF, TIMES_ROUNDING * rounding))
-    found, reason = _packed(lm, probe, allowed)
     if not reason:
-        return "packed", found, ""
+        found, reason = _packed(lm, probe, allowed)
+        if not reason:
+            return "packed", found, ""
     agrees, found = _padded(lm, probe, where)
     if not agrees:
         raise BadInputError(
             f"{where} does not give here what it gives in plain transformers: {found:.2g} apart, "
             f"at most {probe.allowed:g} is allowed (packed: {reason}). Choose another model."
         )
-    logger.warning(
+    level = logging.WARNING if told else logging.DEBUG
+    logger.log(
+        level,
         "%s is not packed (%s): its sequences run as padded rows with the model's own attention; the same "
         "numbers, but slower.",
         where,
@@ -202,7 +249,7 @@ def _padded(lm: PreTrainedModel, probe: _Probe, where: str) -> tuple[bool, float
     found = float("nan")
     try:
         for name in ("eager",) if capped else ("sdpa", "eager"):
-            if _set_attention(lm, name):
+            if set_attention(lm, name):
                 found = probe.difference()
                 if found <= probe.allowed:
                     return True, found
@@ -216,38 +263,23 @@ def _padded(lm: PreTrainedModel, probe: _Probe, where: str) -> tuple[bool, float
 
 def _packed(lm: PreTrainedModel, probe: _Probe, allowed: float) -> tuple[float, str]:
     """(difference, what keeps it from being packed or nothing)."""
-    reason = _mixes_tokens(lm, probe.decoder)
+    reason = mixes_tokens(lm, probe.decoder)
     if reason:
         return float("nan"), reason
     try:
-        if not _set_attention(lm, CHECKED_ATTENTION):
+        if not set_attention(lm, CHECKED_ATTENTION):
             return float("nan"), "its attention cannot be replaced"
         probe.show_masks()
-        _set_attention(lm, ATTENTION)
+        set_attention(lm, ATTENTION)
         found = probe.difference()
+        continued = probe.continued_difference() if probe.generates and probe.is_full else 0.0
     except MODEL_ERRORS as error:
         return float("nan"), str(error) if isinstance(error, NotPackableError) else _named(error)
+    if not continued <= ALLOWED:
+        return found, f"kept keys and values do not continue a sequence: {continued:.2g} apart"
     if found <= allowed:
         return found, ""
     return found, f"packed sequences mix: {found:.2g} apart from single ones"
-
-
-def _mixes_tokens(lm: PreTrainedModel, decoder: nn.Module) -> str:
-    """Which of its parts certainly mix tokens besides attention; nothing if none is known to."""
-    kinds = getattr(lm.config.get_text_config(decoder=True), "layer_types", None) or ()
-    others = sorted({str(kind) for kind in kinds} - ATTENTION_LAYERS)
-    if others:
-        return f"it has layers of {', '.join(others)}"
-    return "it has convolutions" if any(isinstance(m, nn.Conv1d) for m in decoder.modules()) else ""
-
-
-def _set_attention(lm: PreTrainedModel, name: str) -> bool:
-    """Whether the whole model has it now."""
-    try:
-        lm.set_attn_implementation(name)
-    except (ValueError, ImportError):
-        return False
-    return all(m.config._attn_implementation == name for m in lm.modules() if isinstance(m, PreTrainedModel))
 
 
 def _is_full(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from rl_cluster.modeling.kv_cache import Decoding, KeyValueCache
 from rl_cluster.modeling.layout import PackedLayout
 from rl_cluster.modeling.packed import (
     Prefill,
+    check_rope,
     decoder_of,
     is_packed,
     packed_hidden_states,
@@ -80,6 +81,7 @@ class Generation:
         self._decode = decode
         self._device = policy.logprob_head.weight.device
         capacity = max(len(r.prompt) + r.max_new_tokens for r in requests)
+        check_rope(self._decoder, capacity)
         self._cache = KeyValueCache(len(requests), capacity, self._device)
         self._has_cache = is_packed(self._decoder)
         self._in_cache = list(self.responses)

@@ -6,7 +6,7 @@ that rides along with the call. Legend: N sequences, K key-value heads, H heads,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,22 +16,38 @@ BLOCK = 64
 """Attention always spans a multiple of so many places: neighbours of other lengths cannot change its sums."""
 
 
+Slot = tuple[int, int]
+"""(layer, which of its calls in a pass): some models attend twice in a layer, or go through it twice."""
+
+
+class Calls:
+    """Numbers the calls of each layer within one pass."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def slot(self, layer: int) -> Slot:
+        count = self._counts.get(layer, 0)
+        self._counts[layer] = count + 1
+        return layer, count
+
+
 class KeyValueCache:
     """N sequences of at most `capacity` tokens. lengths: int64 [N], tokens of each so far."""
 
     def __init__(self, num_sequences: int, capacity: int, device: torch.device | str) -> None:
         self.lengths = torch.zeros(num_sequences, dtype=torch.int64, device=device)
         self.capacity = -(-capacity // BLOCK) * BLOCK
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._slots: dict[Slot, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(
-        self, layer: int, rows: torch.Tensor, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self, slot: Slot, rows: torch.Tensor, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Put keys and values [n, K, D] of n tokens at (row, place); the whole [N, L, K, D] of both."""
-        if layer not in self._layers:
+        if slot not in self._slots:
             shape = (len(self.lengths), self.capacity, *keys.shape[1:])
-            self._layers[layer] = keys.new_zeros(shape), values.new_zeros((*shape[:-1], values.shape[-1]))
-        all_keys, all_values = self._layers[layer]
+            self._slots[slot] = keys.new_zeros(shape), values.new_zeros((*shape[:-1], values.shape[-1]))
+        all_keys, all_values = self._slots[slot]
         all_keys[rows, places] = keys
         all_values[rows, places] = values
         return all_keys, all_values
@@ -43,7 +59,7 @@ class KeyValueCache:
     def keep(self, rows: torch.Tensor) -> None:
         """Forget all sequences but these (int64 [n]), which become 0 to n − 1."""
         self.lengths = self.lengths[rows]
-        self._layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()}
+        self._slots = {slot: (k[rows], v[rows]) for slot, (k, v) in self._slots.items()}
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,7 @@ class Decoding:
     places: torch.Tensor
     span: int
     visible: torch.Tensor
+    calls: Calls = field(default_factory=Calls)
 
     @staticmethod
     def of(cache: KeyValueCache) -> Decoding:
@@ -75,7 +92,7 @@ class Decoding:
     ) -> torch.Tensor:
         """query: [1, H, N, D]; key, value: [1, K, N, D], of the new tokens. Returns [1, N, H, D]."""
         keys, values = self.cache.write(
-            layer, self.rows, self.places, key[0].transpose(0, 1), value[0].transpose(0, 1)
+            self.calls.slot(layer), self.rows, self.places, key[0].transpose(0, 1), value[0].transpose(0, 1)
         )
         visible = self.visible
         if terms.sliding_window is not None and self.span > terms.sliding_window:

@@ -10,14 +10,16 @@ attention goes through padded.py.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from rl_cluster.config.planning.rope import named_in, rope_switch
+from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.attend import AttentionTerms, attend, window_mask
-from rl_cluster.modeling.kv_cache import Decoding, KeyValueCache
+from rl_cluster.modeling.kv_cache import Calls, Decoding, KeyValueCache
 from rl_cluster.modeling.layout import Bucket, PackedLayout
 from rl_cluster.modeling.mask_pattern import MaskPattern, NotPackableError, mask_pattern
 from rl_cluster.modeling.padded import padded_hidden_states
@@ -49,11 +51,12 @@ class Prefill:
     copies: torch.Tensor
     rows: torch.Tensor
     places: torch.Tensor
+    calls: Calls = field(default_factory=Calls)
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """key, value: [1, kv_heads, T, D], of the prompts' tokens."""
         kept = [x[0].transpose(0, 1).index_select(0, self.copies) for x in (key, value)]
-        self.cache.write(layer, self.rows, self.places, kept[0], kept[1])
+        self.cache.write(self.calls.slot(layer), self.rows, self.places, kept[0], kept[1])
 
 
 class _Pad(torch.autograd.Function):
@@ -233,11 +236,24 @@ def packed_hidden_states(
 
     The state at place t is the one after token t, from which token t + 1 is predicted.
     """
+    check_rope(decoder, max(packed.lengths))
     if not is_packed(decoder):
         return padded_hidden_states(decoder, tokens, packed)
     if packed.unique is not None:
         tokens = tokens[packed.unique]
     return run_decoder(decoder, tokens, packed.position_ids, packed)
+
+
+def check_rope(decoder: Any, longest: int) -> None:
+    """Raise BadInputError where a sequence of so many tokens would change the frequencies of all others."""
+    switch = rope_switch(named_in(decoder.config))
+    if switch is not None and longest > switch:
+        raise BadInputError(
+            f"a sequence may have {longest} tokens, but the rotary positions of {type(decoder).__name__} "
+            f"change for those of more than {switch} (rope type longrope or dynamic in its config.json), and "
+            "with them its probabilities. Give shorter prompts (data.max_prompt_tokens) or responses "
+            "(rollout.max_new_tokens), or a model without such a rope."
+        )
 
 
 def decoder_of(lm: Any) -> torch.nn.Module:

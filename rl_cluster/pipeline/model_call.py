@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rl_cluster.config.planning.rope import named_in, rope_switch
 from rl_cluster.errors import BadInputError, PipelineError
 from rl_cluster.pipeline.inputs import TokenInputs
 
@@ -32,6 +33,7 @@ class CausalModel:
         self.caches = self._takes("past_key_values") and self._takes("use_cache")
         self.vocab_size = _vocab_size(module)
         self.max_positions = _positive_int(getattr(config, "max_position_embeddings", None))
+        self.rope_switch = None if config is None else rope_switch(named_in(config))
         self.eos_token_ids = _eos_token_ids(module)
 
     def _takes(self, name: str) -> bool:
@@ -51,6 +53,23 @@ class CausalModel:
                 f"input_ids: {length} tokens in a row, the model has {self.max_positions} positions; shorten "
                 "the rows"
             )
+        if self.rope_switch is not None and length > self.rope_switch:
+            self._check_one_rope(tokens, self.rope_switch)
+
+    def _check_one_rope(self, tokens: TokenInputs, switch: int) -> None:
+        mask = tokens.attention_mask
+        shortest = tokens.input_ids.shape[1] if mask is None else int(mask.sum(-1).min())
+        if shortest <= switch:
+            raise BadInputError(
+                f"input_ids: rows of {shortest} and {tokens.input_ids.shape[1]} tokens together; this "
+                f"model's rotary positions are others for rows of more than {switch} tokens (rope type "
+                "longrope or dynamic), and in one call for all. Give long and short rows in separate calls"
+            )
+
+    def caches_for(self, prompt: int, new: int) -> bool:
+        """Whether keys kept from the first tokens serve the last ones, too."""
+        crosses = self.rope_switch is not None and prompt <= self.rope_switch < prompt + new
+        return self.caches and not crosses
 
     def run(self, tokens: TokenInputs, with_values: bool = False) -> Any:
         """The module's own output. with_values: ask a model with a value head for its values."""

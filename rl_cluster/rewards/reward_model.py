@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from rl_cluster.config.planning.rope import named_in, rope_switch
 from rl_cluster.data.encode import encode_text
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.loading import load_whole, outside_the_trunk
@@ -36,6 +37,7 @@ class RewardModel:
         self._tokenizer = tokenizer
         self._same_vocabulary = tokenizer.get_vocab() == policy_tokenizer.get_vocab()
         self._tokens_per_batch = tokens_per_batch
+        self._switch = rope_switch(named_in(model.config))
         self._max_positions = model.config.get_text_config().to_dict().get("max_position_embeddings")
 
     def encode(self, group: TrajectoryGroup) -> list[np.ndarray]:
@@ -60,7 +62,8 @@ class RewardModel:
     def score(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
         """float64 [n]: the first logit of each sequence, in order. Independent of what shares a batch."""
         scores = np.zeros(len(sequences), dtype=np.float64)
-        for rows in plan_batches([len(sequence) for sequence in sequences], self._tokens_per_batch):
+        lengths = [len(sequence) for sequence in sequences]
+        for rows in plan_batches(lengths, self._tokens_per_batch, self._switch):
             scores[rows] = self._score_batch([sequences[row] for row in rows])
         return scores
 
@@ -78,11 +81,13 @@ class RewardModel:
         return values
 
 
-def plan_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Rows, shortest first, in batches whose padded size stays within tokens_per_batch (or of one row)."""
+def plan_batches(lengths: Sequence[int], tokens_per_batch: int, switch: int | None = None) -> list[list[int]]:
+    """Rows, shortest first, in batches whose padded size stays within tokens_per_batch (or of one row).
+    switch: rows up to this length and longer ones share no batch (rope.rope_switch)."""
     batches: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
-        if batches and (len(batches[-1]) + 1) * lengths[row] <= tokens_per_batch:
+        is_alike = not batches or switch is None or lengths[batches[-1][0]] > switch or lengths[row] <= switch
+        if batches and is_alike and (len(batches[-1]) + 1) * lengths[row] <= tokens_per_batch:
             batches[-1].append(row)
         else:
             batches.append([row])

@@ -9,6 +9,7 @@ from typing import Any
 from rl_cluster.assembly.train import load_tokenizer
 from rl_cluster.config.planning.backend import choose_backend
 from rl_cluster.config.planning.model_shape import find_shape
+from rl_cluster.config.planning.rope import named_in, positions
 from rl_cluster.config.run import ModelConfig
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.errors import BadInputError
@@ -96,7 +97,7 @@ def max_positions(model: Any) -> int | None:
     if isinstance(model, str):
         shape = find_shape(ModelConfig(path=model))
         return None if shape is None else shape.max_positions
-    return getattr(model.config, "max_position_embeddings", None)
+    return positions(named_in(model.config))
 
 
 def checked_model(field: str, model: Any, what: str, remedy: str, needs: Sequence[str] = CAUSAL) -> Any:

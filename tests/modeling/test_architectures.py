@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from bench.model_table import PAGE, table
 from rl_cluster.errors import BadInputError
-from rl_cluster.modeling import examine, packed
+from rl_cluster.modeling import examine, kv_cache, packed
 from rl_cluster.modeling.load import load_critic, load_policy
 from rl_cluster.modeling.logit_map import IDENTITY, LogitMap
 from rl_cluster.modeling.packed import ATTENTION, NotPackableError, decoder_of, is_packed, packed_attention
@@ -30,7 +30,7 @@ from tests.modeling.architectures import (
 )
 
 BY_KIND = {case.kind: case for case in CASES}
-REFUSED = {"bert": "BertLMHeadModel", "electra": "ElectraForCausalLM"}
+REFUSED = {"bert": "BertLMHeadModel", "electra": "ElectraForCausalLM", "roberta": "RobertaForCausalLM"}
 NOT_PACKED = (
     *("qwen3_next", "qwen3_5_text", "lfm2", "falcon_h1", "mamba", "mamba2", "bamba", "jamba", "bloom"),
     *("nemotron", "llama4_text", "gpt_neo", "minimax"),
@@ -260,3 +260,14 @@ def test_the_way_is_the_attention_that_the_model_was_left_with(base: Path) -> No
     outcome("llama", base)
     policy = load_policy(str(base / "llama"))
     assert decoder_of(policy.lm).config._attn_implementation == ATTENTION
+
+
+def test_a_model_that_cannot_continue_from_kept_keys_is_not_packed(
+    base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert outcome("diffllama", base).way == "packed"
+    monkeypatch.setattr(kv_cache.Calls, "slot", lambda self, layer: (layer, 0))
+    with caplog.at_level(logging.WARNING):
+        policy = load_policy(str(base / "diffllama"))
+    assert not is_packed(decoder_of(policy.lm))
+    assert "kept keys and values do not continue a sequence" in caplog.text

@@ -52,7 +52,7 @@ def episodes_fit(config: RunConfig, machine: Machine) -> Iterator[Problem]:
         return
     prompt = max_prompt_tokens(config)
     if prompt + tokens > shape.max_positions:
-        reason = f"with prompts of {prompt} tokens exceeds the model's {shape.max_positions} positions"
+        reason = f"with prompts of {prompt} tokens exceeds the model's {shape.named_positions}"
         yield Problem(field, tokens, reason, "Lower it or data.max_prompt_tokens.")
 
 

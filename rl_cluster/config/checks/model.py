@@ -122,7 +122,7 @@ def positions_suffice(config: RunConfig, machine: Machine) -> Iterator[Problem]:
         wanted["eval.max_new_tokens"] = config.eval.max_new_tokens
     for field, new in wanted.items():
         if prompt + new > shape.max_positions:
-            reason = f"with prompts of {prompt} tokens exceeds the model's {shape.max_positions} positions"
+            reason = f"with prompts of {prompt} tokens exceeds the model's {shape.named_positions}"
             yield Problem(field, new, reason, "Lower it or data.max_prompt_tokens.")
 
 

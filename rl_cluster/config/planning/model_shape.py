@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_cluster.config.planning.published_shapes import nearest_published, published_shape, size_in_name
+from rl_cluster.config.planning.rope import POSITION_NAMES, positions, rope_switch
 from rl_cluster.config.run import ModelConfig, ScratchModel
 
 NUM_SPECIAL_TOKENS = 3
@@ -21,7 +22,7 @@ NUM_SPECIAL_TOKENS = 3
 @dataclass(frozen=True)
 class ModelShape:
     """num_parameters: all weights, tied ones once. kv_heads × head_dim: width of the keys of one layer.
-    max_positions None: unknown. source: where the numbers come from, for the user.
+    max_positions: as rope.positions, None: unknown. source: where the numbers come from, for the user.
     is_its_own: False where the widths are those of another model of its size."""
 
     num_parameters: int
@@ -35,6 +36,14 @@ class ModelShape:
     max_positions: int | None
     source: str
     is_its_own: bool = True
+    is_of_rope: bool = False
+    """Whether max_positions is where the rotary frequencies change (rope.rope_switch)."""
+
+    @property
+    def named_positions(self) -> str:
+        """For a message."""
+        why = ": beyond them its rope (longrope or dynamic) is another one" if self.is_of_rope else ""
+        return f"{self.max_positions} positions{why}"
 
     @property
     def kv_values_per_token(self) -> int:
@@ -93,7 +102,7 @@ _ALIKE = (
     "head_dim",
     "intermediate_size",
     "tie_word_embeddings",
-    "max_position_embeddings",
+    *POSITION_NAMES,
 )
 
 
@@ -156,8 +165,9 @@ def _shape_from_config(values: dict[str, Any], source: str, stored: int | None) 
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=vocab,
-        max_positions=values.get("max_position_embeddings"),
+        max_positions=positions(values),
         source=source,
+        is_of_rope=rope_switch(values) == positions(values) is not None,
     )
 
 
