@@ -64,7 +64,7 @@ async def play_in(
     transcript.observe(added_tokens(transcript.tokens, shown, turn=0))
     earned = _Earned()
     finish = await _play_turns(environment, generator, decoder, transcript, earned, seed, sampling, limits)
-    ends = eos_token_ids.union(sampling.stop_token_ids)
+    ends = sampling.ends(eos_token_ids)
     return transcript.trajectory(
         decoder, len(prompt.tokens), ends, finish, reward=earned.reward, components=earned.components
     )

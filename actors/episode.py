@@ -102,5 +102,5 @@ async def play(
     transcript.observe(prompt.tokens.tolist())
     drawn = await generator.generate(transcript.tokens, turn_seed(seed, turn=0), sampling)
     transcript.act(drawn, has_stops=bool(sampling.stop))
-    ends = eos_token_ids.union(sampling.stop_token_ids)
+    ends = sampling.ends(eos_token_ids)
     return transcript.trajectory(decoder, len(prompt.tokens), ends, drawn.finish_reason)

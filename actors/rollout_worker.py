@@ -80,7 +80,8 @@ class RolloutActor:
         """
         from rl_cluster.environments.playing.hosting import EnvironmentPool
 
-        environments = EnvironmentPool(load_pickled(factory), self._tokenizer, settings)
+        made = load_pickled(factory)
+        environments = EnvironmentPool(made, self._tokenizer, settings, self._eos_token_ids)
         await environments.prepare()
         self._environments = environments
 

@@ -76,6 +76,7 @@ def sampling_params(sampling: SamplingSpec, seed: int, max_tokens: int) -> Sampl
         seed=seed % 2**63,
         stop=list(sampling.stop) or None,
         stop_token_ids=list(sampling.stop_token_ids) or None,
+        ignore_eos=sampling.ignore_eos,
         include_stop_str_in_output=True,
         detokenize=bool(sampling.stop),
         logprobs=0,

@@ -27,7 +27,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """How tokens are drawn. stop strings end a response and stay in its tokens."""
+    """How tokens are drawn. stop strings end a response and stay in its tokens. ignore_eos: the model's own
+    end tokens do not end it, unless stop_token_ids holds them."""
 
     temperature: float
     max_new_tokens: int
@@ -35,6 +36,11 @@ class SamplingSpec:
     top_k: int = -1
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def ends(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end a response of a model with these end tokens."""
+        return frozenset(self.stop_token_ids).union(() if self.ignore_eos else eos_token_ids)
 
 
 def is_truncated(sampling: SamplingSpec) -> bool:

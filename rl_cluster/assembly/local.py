@@ -120,7 +120,7 @@ async def _samplers(
         tokenizer,
         eos,
         plan.derived.max_sequence_tokens,
-        await _environments(config, tokenizer, given),
+        await _environments(config, tokenizer, given, eos),
     )
     scorers = make_local_scorers(config.rewards, tokenizer, functions=given.scorers, device=plan.device)
     return LocalSamplers(
@@ -132,11 +132,13 @@ async def _samplers(
     )
 
 
-async def _environments(config: RunConfig, tokenizer: Any, given: Given) -> EnvironmentPool | None:
+async def _environments(
+    config: RunConfig, tokenizer: Any, given: Given, eos: frozenset[int]
+) -> EnvironmentPool | None:
     settings = config.rollout.environment
     if settings is None:
         return None
-    pool = EnvironmentPool(configured_factory(settings, given.environment), tokenizer, settings)
+    pool = EnvironmentPool(configured_factory(settings, given.environment), tokenizer, settings, eos)
     await pool.prepare()
     return pool
 

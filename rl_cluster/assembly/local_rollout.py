@@ -62,7 +62,7 @@ class LocalGenerator:
             prompt=list(prompt),
             seed=seed,
             max_new_tokens=sampling.max_new_tokens,
-            stop_token_ids=self._eos_token_ids.union(sampling.stop_token_ids),
+            stop_token_ids=sampling.ends(self._eos_token_ids),
             stop=sampling.stop,
         )
         return await self._together.ask(

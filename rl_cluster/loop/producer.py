@@ -16,7 +16,7 @@ from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.episodes import roll_out
 from rl_cluster.protocols import Ref, Reference, Scorer
 from rl_cluster.rewards.failures import FailurePolicy, FailureWindow, first_failure
-from rl_cluster.rewards.shaping import weighted_sum
+from rl_cluster.rewards.shaping import sum_out_of_range, weighted_sum
 from rl_cluster.trajectory import GroupTask, ScoreFailure, Scores
 
 MAX_WARNINGS = 3
@@ -37,8 +37,10 @@ class Scoring:
         """One Scores per scorer, or the failure that remained after the last attempt."""
         results = await asyncio.gather(*(self._with_retries(scorer, group) for scorer in self.scorers))
         failure = first_failure(results)
+        scores = tuple(result for result in results if isinstance(result, Scores))
+        failure = failure or sum_out_of_range({s.name: s.values for s in scores}, self.weights)
         self.failures.record(failure)
-        return failure or tuple(result for result in results if isinstance(result, Scores))
+        return failure or scores
 
     async def _with_retries(self, scorer: Scorer, group: Ref) -> Scores | ScoreFailure:
         for attempt in itertools.count(1):

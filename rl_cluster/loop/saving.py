@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rl_cluster.config.run import CheckpointConfig
 from rl_cluster.errors import HealthError
+from rl_cluster.loop.checkpoints import step_of
 from rl_cluster.loop.hooks import Hooks
 from rl_cluster.loop.state import Checkpointer, Snapshot
 from rl_cluster.protocols import Learner, Observer
@@ -65,9 +66,8 @@ class Saving:
         if self._unfinished is None:
             return
         (step, path), self._unfinished = self._unfinished, None
-        for hook in self._hooks:
-            hook.on_save(step, path)
-        self._checkpointer.finish(step, scores)
+        wanted = [hook.on_save(step, path) for hook in self._hooks]
+        self._checkpointer.finish(step, scores, {step_of(kept.name) for kept in wanted if kept is not None})
 
     async def on_the_way_out(
         self, error: BaseException, state: Callable[[], Snapshot | None], asked: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,16 +147,18 @@ class Checkpointer:
         self._proven[state.step] = signature(target), True
         return target
 
-    def finish(self, step: int, scores: Mapping[str, float]) -> None:
+    def finish(
+        self, step: int, scores: Mapping[str, float], wanted: Collection[int | None] = frozenset()
+    ) -> None:
         """After the evaluation of a step whose checkpoint is written: add its score, and whatever else has
-        been put into the folder, to the checkpoint; then delete what is no longer kept."""
+        been put into the folder, to the checkpoint; then delete what is no longer kept, nor of `wanted`."""
         folder = self._folder / f"step-{step}"
         if self._is_whole(step):
             seal(folder, scores)
             self._proven[step] = signature(folder), True
-        self._forget(scores)
+        self._forget(scores, wanted)
 
-    def _forget(self, scores: Mapping[str, float]) -> None:
+    def _forget(self, scores: Mapping[str, float], wanted: Collection[int | None]) -> None:
         """Only whole ones count as kept, so a damaged one never costs a good one its place."""
         steps = checkpoint_steps(self._folder)
         kept: set[int] = set()
@@ -170,7 +172,7 @@ class Checkpointer:
             ranked = sorted((s for s in steps if str(s) in scores), key=lambda s: (-scores[str(s)], s))
             kept |= set([s for s in ranked if self._is_whole(s)][:1])
         for step in steps:
-            if step < oldest and step not in kept:
+            if step < oldest and step not in kept and step not in wanted:
                 shutil.rmtree(self._folder / f"step-{step}")
 
     def _is_whole(self, step: int) -> bool:

@@ -83,7 +83,8 @@ def sample_request(
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise BadInputError(f"seed: {seed!r} must be a whole number, or None")
     chosen = int(torch.randint(2**62, ())) if seed is None else seed
-    return SampleRequest(tokens, max_tokens, float(temperature), top_k, float(top_p), ids, strings, chosen)
+    rest = top_k, float(top_p), ids, strings, chosen
+    return SampleRequest(tokens, max_tokens, float(temperature), *rest, ignore_eos=stop is not None)
 
 
 def within_positions(request: SampleRequest, max_positions: int) -> SampleRequest:

@@ -31,7 +31,10 @@ class CallableLoss:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Checked arguments of sample(). seed: of this call's own generator. stop_strings need a tokenizer."""
+    """Checked arguments of sample(). seed: of this call's own generator. stop_strings need a tokenizer.
+
+    ignore_eos: stops were given, so the model's own end tokens are none, unless stop_token_ids holds them.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -41,6 +44,7 @@ class SampleRequest:
     stop_token_ids: tuple[int, ...]
     stop_strings: tuple[str, ...]
     seed: int
+    ignore_eos: bool = False
 
 
 @dataclass

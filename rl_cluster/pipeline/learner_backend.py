@@ -203,6 +203,7 @@ class LearnerBackend:
                 top_k=request.top_k,
                 stop=request.stop_strings,
                 stop_token_ids=request.stop_token_ids,
+                ignore_eos=request.ignore_eos,
             ),
         )
         _, reference = await self._rollout.rollout(task)

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_cluster.config.reward import ShapingConfig
+from rl_cluster.rewards.answers import LARGEST_SCORE
+from rl_cluster.trajectory import ScoreFailure
 
 EPSILON = 1e-8
+LARGEST_SUM = LARGEST_SCORE / 4
+"""Of one sample: a difference of two of them, and penalties beside it, must still be numbers of float32."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,21 @@ def weighted_sum(values: Mapping[str, np.ndarray], weights: Mapping[str, float])
     names = [name for name in values if weights[name]] or list(values)
     rows = np.array([weights[name] * np.asarray(values[name], dtype=np.float64) for name in names])
     return np.where(np.isnan(rows).all(axis=0), np.nan, np.nansum(rows, axis=0))
+
+
+def sum_out_of_range(values: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> ScoreFailure | None:
+    """The failure of the first sample whose Σ |weight × value| is beyond LARGEST_SUM; NaN is no reward."""
+    parts = [np.abs(weights[name] * np.asarray(column, dtype=np.float64)) for name, column in values.items()]
+    sizes = np.nansum(parts, axis=0)
+    wrong = np.flatnonzero(sizes > LARGEST_SUM)
+    if not len(wrong):
+        return None
+    said = " + ".join(f"{weights[name]:g} × {name}" for name in values)
+    message = (
+        f"the weighted sum {said} is of size {sizes[wrong[0]]:.3g} for sample {wrong[0]}, beyond "
+        f"{LARGEST_SUM:.3g}: advantages are float32. Lower the weights or the scores."
+    )
+    return ScoreFailure(" + ".join(values), "not_finite", message)
 
 
 def missing_eos_penalty(ended_with_eos: np.ndarray, penalty: float) -> np.ndarray:

@@ -118,7 +118,8 @@ class CallbackHooks:
         save_best = improved and str(getattr(self.args.save_strategy, "value", "")) == "best"
         return wishes | Wishes(save=save_best)
 
-    def on_save(self, step: int, checkpoint: Path) -> None:
+    def on_save(self, step: int, checkpoint: Path) -> Path | None:
+        """The best by metric_for_best_model, which is not always the mean score that the loop keeps by."""
         self._at(step)
         self._saved = (self.state.global_step, str(checkpoint))
         self._note_best_checkpoint()
@@ -127,6 +128,8 @@ class CallbackHooks:
         self.state.stateful_callbacks.update(own)
         state = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True)
         write_atomically(checkpoint / TRAINER_FILE, state)
+        best = self.state.best_model_checkpoint
+        return None if best is None else Path(best)
 
     def load(self, checkpoint: Path) -> None:
         """Go on as on_save left it: the history, the best metric, and what stateful callbacks had counted."""

@@ -94,8 +94,11 @@ class OnlineTrainer:
 
 
 def train_output(rows: Sequence[dict[str, Any]], step: int, last_eval: Any) -> TrainOutput:
-    """training_loss: mean of loss/policy_avg over the steps. metrics: the last step's and evaluation's."""
-    losses = [row["loss/policy_avg"] for row in rows if row.get("loss/policy_avg") is not None]
+    """training_loss: mean of loss/total_avg (with the KL and entropy terms of the loss) over the steps.
+
+    metrics: the last step's and evaluation's.
+    """
+    losses = [row["loss/total_avg"] for row in rows if row.get("loss/total_avg") is not None]
     last = {name: value for name, value in (rows[-1] if rows else {}).items() if value is not None}
     mean = sum(losses) / len(losses) if losses else 0.0
     return TrainOutput(step, mean, {**last, **{k: v for k, v in last_eval.items() if v is not None}})

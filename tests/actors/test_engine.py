@@ -1,6 +1,7 @@
 """The engine against transformers: the same tokens and log-probabilities, whoever shares the batch."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,3 +128,14 @@ async def test_prompt_logprobs_are_those_of_transformers(engine, policy):
     tokens = [3 + (7 * i) % 18 for i in range(60)]
     found = await engine.prompt_logprobs(tokens)
     np.testing.assert_allclose(found, transformers_logprobs(policy, tokens), atol=1e-4)
+
+
+async def test_the_end_token_can_be_ignored_as_a_stop_of_its_own_is_not(engine):
+    tokens = [await engine.generate(PROMPT, s, replace(sampling(40), ignore_eos=True)) for s in range(20)]
+    assert [(len(s.tokens), s.finish_reason) for s in tokens] == [(40, "length")] * 20
+    assert any(1 in s.tokens[:-1] for s in tokens)
+    own = replace(sampling(40), ignore_eos=True, stop_token_ids=(1,))
+    for seed in range(20):
+        assert (await engine.generate(PROMPT, seed, own)).tokens.tolist() == (
+            await engine.generate(PROMPT, seed, sampling(40))
+        ).tokens.tolist()

@@ -168,10 +168,20 @@ def test_honest_code_is_not_disturbed_by_what_stops_the_cheats() -> None:
         f"open({sys.executable!r}, 'rb').read(4)",
         "open(type('P', (str,), {})('/etc/passwd')).read()",
         "open(b'/etc/passwd').read()",
+        "load('x._ctypes', *[LIB + '/' + f for f in os.listdir(LIB) if f.startswith('_ctypes.')])",
+        "load('mine', write('mine.so'))",
+        "os.open('mine.py', os.O_WRONLY | os.O_CREAT, dir_fd=os.open(os.path.dirname(os.__file__), 0))",
+        "os.fchdir(os.open(os.path.dirname(os.__file__), os.O_RDONLY))",
     ],
 )
 def test_files_processes_and_the_network_are_out_of_reach(doing: str) -> None:
-    (result,) = run_calls("import os", [doing], LIMITS)
+    code = (
+        "import os, sys, importlib.util as util\n"
+        "LIB = sys.path[-1]\n"
+        "def load(*where):\n    return util.module_from_spec(util.spec_from_file_location(*where)).__name__\n"
+        "def write(name):\n    open(name, 'w').write('x')\n    return os.path.abspath(name)\n"
+    )
+    (result,) = run_calls(code, [doing], LIMITS)
     assert not result.ok
     assert any(word in result.error for word in ("PermissionError", "BlockingIOError")), result.error
 

@@ -19,9 +19,15 @@ from rl_cluster.environments.playing.for_runs import (
     environment_factory,
     prompts_of,
 )
-from rl_cluster.environments.playing.hosting import HostedEnvironment, observed_tokens, read_step
+from rl_cluster.environments.playing.hosting import (
+    EnvironmentPool,
+    HostedEnvironment,
+    observed_tokens,
+    read_step,
+)
 from rl_cluster.environments.playing.starting import UnknownPromptError, start_environment
 from rl_cluster.errors import BadInputError, EpisodeError
+from rl_cluster.trainers.ppo.environment import EnvironmentSource
 from rl_cluster.trajectory import Prompt
 
 
@@ -127,7 +133,7 @@ def test_an_environment_handed_over_is_played_in_copies():
 
 def play_text(env, *steps):
     async def play():
-        hosted = HostedEnvironment(lambda tokenizer: env, None, 5.0)
+        hosted = HostedEnvironment(lambda tokenizer: env, None, 5.0, frozenset())
         await hosted.open()
         shown = await hosted.start(as_prompt(env.tokenizer, env.prompts[-1]), seed=0)
         facts = [await hosted.step(step) for step in steps]
@@ -244,3 +250,26 @@ def test_the_tools_of_a_case_reach_the_chat_template(tokenizer, tmp_path):
     prompts = load_prompts(DataConfig(train=source, held_out=0), templated).train
     assert [prompt.text for prompt in prompts] == ["Book 101.", "[lookup][pay]Book 202."]
     assert [prompt.metadata["case_idx"] for prompt in prompts] == [0, 1]
+
+
+def test_a_run_tells_an_environment_the_end_tokens_of_its_model():
+    class Listening(RLEnvironment):
+        heard = frozenset()
+
+        def take_end_tokens(self, end_token_ids):
+            type(self).heard = end_token_ids
+
+        def reset(self): ...
+
+        def step(self, action): ...
+
+    async def run(factory):
+        pool = EnvironmentPool(factory, None, EnvironmentConfig(), frozenset([7, 8]))
+        await pool.prepare()
+        pool.close()
+
+    asyncio.run(run(lambda tokenizer: Listening()))
+    assert Listening.heard == {7, 8}
+    Listening.heard = frozenset()
+    asyncio.run(run(EnvironmentSource(Listening())))
+    assert Listening.heard == {7, 8}

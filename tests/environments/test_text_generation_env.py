@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from rl_cluster.environments import MultiObjectiveRewardEnv, Observation, StepResult, TextGenerationEnv
+from rl_cluster.environments import (
+    MultiObjectiveRewardEnv,
+    Observation,
+    PreferenceComparisonEnv,
+    StepResult,
+    TextGenerationEnv,
+)
 from rl_cluster.errors import BadInputError
 
 EOS = 1
@@ -279,3 +285,26 @@ def test_three_prompts_come_in_their_order_and_again(tokenizer):
     assert env.temperature == 1.0
     assert [env.reset().prompt for _ in range(5)] == ["a", "b", "c", "a", "b"]
     assert env.current_prompt_idx == 2
+
+
+@pytest.mark.parametrize("make", [TextGenerationEnv, PreferenceComparisonEnv])
+def test_every_end_token_of_a_model_ends_a_response(tokenizer, ids, make):
+    turn = tokenizer.convert_tokens_to_ids("<turn>")
+    options = {} if make is TextGenerationEnv else {"human_feedback_fn": lambda p, a, b: 1.0}
+
+    def text_of(env, tokens):
+        env.reset()
+        result = env.step(torch.tensor(tokens))
+        return env.responses[0], result.done
+
+    action = [*ids("x"), turn, *ids("y"), EOS, *ids("z")]
+    assert text_of(make(tokenizer, ["a"], **options), action)[0] == "xy"
+    two = make(tokenizer, ["a"], end_token_ids=[turn], **options)
+    assert text_of(two, action)[0] == "x"
+    assert text_of(two, [*ids("z"), EOS, *ids("x")])[0] == "z", "the tokenizer's own still is one"
+    told = make(tokenizer, ["a"], **options)
+    told.take_end_tokens(frozenset([turn]))
+    assert text_of(told, action)[0] == "x"
+    for wrong in ("<turn>", [1.5], [True], object()):
+        with pytest.raises(BadInputError, match="end_token_ids"):
+            make(tokenizer, ["a"], end_token_ids=wrong, **options)

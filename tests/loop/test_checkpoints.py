@@ -209,6 +209,15 @@ def test_a_damaged_checkpoint_is_not_the_best(tmp_path: Path) -> None:
     assert checkpoint_steps(tmp_path) == [2, 4]
 
 
+def test_a_checkpoint_that_a_hook_wants_is_kept_beside_the_best_by_score(tmp_path: Path) -> None:
+    scores = {"1": 0.1, "2": 0.9, "3": 0.2, "4": 0.3}
+    checkpointer = write(tmp_path, 1, 2, 3, scores=scores)
+    asyncio.run(checkpointer.write(LoopState(**{**vars(STATE), "step": 4}), FakeLearner(), None))
+    checkpointer._keep_last = 1
+    checkpointer.finish(4, scores, {1, None})
+    assert checkpoint_steps(tmp_path) == [1, 2, 4]
+
+
 def test_what_is_added_is_sealed_and_damage_done_before_is_not_blessed(tmp_path: Path) -> None:
     write(tmp_path, 1)
     folder = tmp_path / "step-1"

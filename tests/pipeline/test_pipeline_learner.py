@@ -319,6 +319,7 @@ def test_sampling_publishes_what_was_trained_and_asks_the_engine(clients):
     assert (task.sampling.temperature, task.sampling.max_new_tokens) == (0.7, 3)
     assert (task.sampling.top_k, task.sampling.top_p) == (5, 0.9)
     assert (task.sampling.stop, task.sampling.stop_token_ids) == (("x",), (1,))
+    assert task.sampling.ignore_eos, "stops of the caller's take the place of the model's own"
     assert first["prompt"] == [5, 6]
     assert first["logprobs"] == pytest.approx([np.log(0.5)] * 3)
     client.forward_backward(
@@ -327,6 +328,9 @@ def test_sampling_publishes_what_was_trained_and_asks_the_engine(clients):
     client.optim_step()
     later = client.sample([5, 6])
     assert (worker.version, worker.weight) == (1, learner.weight)
+    assert not worker.tasks[-1].sampling.ignore_eos
+    client.sample([5, 6], stop=[])
+    assert worker.tasks[-1].sampling.ignore_eos
     assert learner.weight > 5
     assert later["tokens"] == [1, 1, 1]
 

@@ -77,6 +77,7 @@ def run_loop(
             "batch": {"prompts_per_step": 4, "samples_per_prompt": 4},
             "eval": {"every": eval_every},
             "log": {"trajectories": False},
+            "checkpoint": {"minutes": 0},
         }
     )
     workers, learner, observer = [FakeRolloutWorker()], FakeLearner(), RecordingObserver()
@@ -204,7 +205,8 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> N
     for step, value in ((1, 3.0), (2, 1.0), (3, 2.0)):
         assert hooks.on_evaluate(step, {"eval/kl": value}) == Wishes(save=step < 3)
         (tmp_path / f"step-{step}").mkdir()
-        hooks.on_save(step, tmp_path / f"step-{step}")
+        kept = hooks.on_save(step, tmp_path / f"step-{step}")
+        assert kept == tmp_path / f"step-{min(step, 2)}"
     assert hooks.state.best_model_checkpoint == str(tmp_path / "step-2")
     again = CallbackHooks(args)
     again.load(tmp_path / "step-3")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -74,9 +74,23 @@ def check_max_length(max_length: Any) -> int:
     return max_length
 
 
-def cut_at_end(ids: Sequence[int], tokenizer: Any, max_length: int) -> tuple[list[int], bool]:
-    """The tokens up to and with the end token, at most max_length; and whether they end with it."""
+def check_end_tokens(end_token_ids: Any, tokenizer: Any) -> frozenset[int]:
+    """What ends a response: the tokens given, and the tokenizer's own. BadInputError for what is none."""
+    given = [] if end_token_ids is None else end_token_ids
+    given = [given] if isinstance(given, int) else given
+    if not isinstance(given, Collection) or not all(type(token) is int for token in given):
+        raise BadInputError(
+            f"end_token_ids={end_token_ids!r:.60}: must be token ids, such as model.generation_config."
+            "eos_token_id."
+        )
+    own = tokenizer.eos_token_id
+    return frozenset(given).union(() if own is None else (own,))
+
+
+def cut_at_end(ids: Sequence[int], ends: Collection[int], max_length: int) -> tuple[list[int], bool]:
+    """The tokens up to and with the first of `ends`, at most max_length; and whether they end with one."""
     kept = list(ids[:max_length])
-    if tokenizer.eos_token_id in kept:
-        return kept[: kept.index(tokenizer.eos_token_id) + 1], True
+    for place, token in enumerate(kept):
+        if token in ends:
+            return kept[: place + 1], True
     return kept, False

@@ -62,6 +62,7 @@ class RLEnvironment(ABC):
     What a training run looks for besides, all optional:
     wants_tokens = True: one token per step, rather than a whole response.
     start(prompt, metadata, seed) -> Observation: begin the episode of this prompt (else: start_environment).
+    take_end_tokens(ids): the end tokens of the model that plays, told once, before the first episode.
     truncate() -> StepResult | None: the run ends the episode at a limit; pay what is due.
     close(): the run is over.
     And of a last step info["tokens_taken"]: how many of its tokens belong to the episode.

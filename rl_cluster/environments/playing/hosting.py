@@ -47,8 +47,11 @@ class StepFacts:
 class HostedEnvironment:
     """One environment in its thread. Call `open` first; one episode at a time."""
 
-    def __init__(self, factory: Factory, tokenizer: Any, timeout_seconds: float) -> None:
+    def __init__(
+        self, factory: Factory, tokenizer: Any, timeout_seconds: float, end_token_ids: frozenset[int]
+    ) -> None:
         self._factory, self._tokenizer = factory, tokenizer
+        self._end_token_ids = end_token_ids
         self._timeout_seconds = timeout_seconds
         self._environment: Any = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -64,6 +67,9 @@ class HostedEnvironment:
                     f"rollout.environment: the factory returned {type(made).__name__} without {name}(). "
                     "Return an environment as rl_cluster.environments.RLEnvironment."
                 )
+        take = getattr(made, "take_end_tokens", None)
+        if take is not None:
+            await self._call("take_end_tokens", lambda: take(self._end_token_ids))
         self._environment = made
         self.wants_tokens = bool(getattr(made, "wants_tokens", False))
 
@@ -196,12 +202,18 @@ def _finite(what: str, value: Any) -> float:
 class EnvironmentPool:
     """Makes environments as episodes need them and uses them again; one that failed is not used again.
 
-    settings: limits of episodes, which the player reads.
+    settings: limits of episodes, which the player reads. end_token_ids: of the model that plays.
     """
 
-    def __init__(self, factory: Factory, tokenizer: Any, settings: EnvironmentConfig) -> None:
+    def __init__(
+        self,
+        factory: Factory,
+        tokenizer: Any,
+        settings: EnvironmentConfig,
+        end_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.settings = settings
-        self._factory, self._tokenizer = factory, tokenizer
+        self._factory, self._tokenizer, self._end_token_ids = factory, tokenizer, end_token_ids
         self._idle: list[HostedEnvironment] = []
 
     async def prepare(self) -> None:
@@ -226,7 +238,8 @@ class EnvironmentPool:
         self._idle.append(hosted)
 
     async def _make(self) -> HostedEnvironment:
-        hosted = HostedEnvironment(self._factory, self._tokenizer, self.settings.timeout_seconds)
+        seconds = self.settings.timeout_seconds
+        hosted = HostedEnvironment(self._factory, self._tokenizer, seconds, self._end_token_ids)
         try:
             await hosted.open()
         except BaseException:

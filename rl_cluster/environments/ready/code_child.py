@@ -79,10 +79,17 @@ def path_rule(home: str, libraries: tuple[str, ...]) -> "Callable[[object, bool]
 
     By the text of the path alone, which is enough without links, and cannot be changed by patching os.path.
     """
-    kind, text, raw, whole, no_one = type, str, bytes, int, any
+    kind, text, raw, whole, no_one, look = type, str, bytes, int, any, os.stat
     foreign, files = ("site-packages", "dist-packages"), READABLE
 
-    def inside(path: "Any", to_read: bool) -> bool:
+    def is_folder(path: str) -> bool:
+        """Open, it could be where relative paths start, and no event tells."""
+        try:
+            return look(path).st_mode & 0o170000 == 0o040000
+        except OSError:
+            return False
+
+    def inside(path: "Any", to_read: bool, to_list: bool = False) -> bool:
         if kind(path) is raw:
             path = path.decode("utf-8", "surrogateescape")
         if kind(path) is not text:
@@ -90,9 +97,11 @@ def path_rule(home: str, libraries: tuple[str, ...]) -> "Callable[[object, bool]
         parts = path.split("/")
         if ".." in parts:
             return False
-        if not path.startswith("/") or path == home or path.startswith(home + "/"):
+        if path == home or path.startswith(home + "/"):
             return True
-        if not to_read or no_one(name in parts for name in foreign):
+        if not path.startswith("/"):
+            return True
+        if not to_read or (is_folder(path) and not to_list) or no_one(name in parts for name in foreign):
             return False
         return path in files or no_one(path == root or path.startswith(root + "/") for root in libraries)
 
@@ -102,17 +111,22 @@ def path_rule(home: str, libraries: tuple[str, ...]) -> "Callable[[object, bool]
 def guard(home: str, libraries: tuple[str, ...], may_start_processes: bool) -> None:
     """Audit hooks cannot be removed. This one uses closure cells only, which the code has no way to."""
     kind, text, whole, refused, again = type, str, int, PermissionError, BlockingIOError
-    starting, never, harmless = STARTING, NEVER, HARMLESS
+    starting, never, harmless, some = STARTING, NEVER, HARMLESS, any
     inside = path_rule(home, libraries)
 
     def hook(event: str, args: "tuple[Any, ...]") -> None:
-        name = "import:" + args[0] if event == "import" and kind(args[0]) is text else event
+        name, machine_code = event, None
+        if event == "import" and kind(args[0]) is text:
+            # Of machine code only the last part of the name counts, whatever stands before it.
+            name, machine_code = "import:" + args[0].rpartition(".")[2], args[1]
         if name in starting:
             if may_start_processes:
                 return
             raise again(11, "Resource temporarily unavailable: no processes here")
         if name in never:
             raise refused(13, name + " is not allowed here")
+        if kind(machine_code) is text and not some(machine_code.startswith(r + "/") for r in libraries):
+            raise refused(13, "machine code of its own is not allowed here")
         if event == "open":
             writes = args[2] & 3 if kind(args[2]) is whole else args[1] != "r"
             paths, to_read = args[:1], not writes
@@ -121,7 +135,7 @@ def guard(home: str, libraries: tuple[str, ...], may_start_processes: bool) -> N
         else:
             return
         for path in paths:
-            if not inside(path, to_read):
+            if not inside(path, to_read, event != "open"):
                 raise refused(13, event + " is not allowed there")
 
     if not may_start_processes:

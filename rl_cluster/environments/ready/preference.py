@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rl_cluster.data.encode import encode_text
-from rl_cluster.environments.playing.actions import check_max_length, check_prompts, cut_at_end, token_ids
+from rl_cluster.environments.playing.actions import (
+    check_end_tokens,
+    check_max_length,
+    check_prompts,
+    cut_at_end,
+    token_ids,
+)
 from rl_cluster.environments.playing.episode import Action, Observation, RLEnvironment, StepResult
 from rl_cluster.environments.playing.reward_calls import finite_number
 from rl_cluster.environments.playing.text_scores import pair_score, text_scores
@@ -30,6 +36,7 @@ class PreferenceComparisonEnv(RLEnvironment):
     model does. max_length: the most tokens of a response. pairs_path: a JSONL file to which every decided
     comparison is appended as {"prompt", "chosen", "rejected"}, which DPO and reward-model training read.
 
+    end_token_ids: of the model that plays, beside the tokenizer's own.
     responses: of this episode. pairs: all decided comparisons so far, oldest first.
     """
 
@@ -42,10 +49,12 @@ class PreferenceComparisonEnv(RLEnvironment):
         max_length: int = 512,
         *,
         pairs_path: str | Path | None = None,
+        end_token_ids: Collection[int] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.prompts = check_prompts(prompts, tokenizer)
         self.max_length = check_max_length(max_length)
+        self.end_token_ids = check_end_tokens(end_token_ids, tokenizer)
         if human_feedback_fn is not None and not callable(human_feedback_fn):
             raise BadInputError(f"human_feedback_fn={human_feedback_fn!r:.60}: must be a function.")
         self.preference_model = preference_model
@@ -73,7 +82,7 @@ class PreferenceComparisonEnv(RLEnvironment):
         """
         if self._playing is None or len(self.responses) >= 2:
             raise BadInputError("step: no comparison is going on; call reset() first.")
-        ids, _ = cut_at_end(token_ids(action, self.tokenizer), self.tokenizer, self.max_length)
+        ids, _ = cut_at_end(token_ids(action, self.tokenizer), self.end_token_ids, self.max_length)
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         self.responses.append(str(text))
         if len(self.responses) < 2:
@@ -88,6 +97,10 @@ class PreferenceComparisonEnv(RLEnvironment):
                 append_pairs(self.pairs_path, [pair])
         preferred = None if pair is None else int(reward < 0)
         return self._result(reward, {"preferred": preferred, "pair": pair}, metrics)
+
+    def take_end_tokens(self, end_token_ids: Collection[int]) -> None:
+        """These end a response, too: a run tells the end tokens of the model that plays."""
+        self.end_token_ids = self.end_token_ids.union(end_token_ids)
 
     def save_pairs(self, path: str | Path) -> Path:
         """Write all pairs so far to a JSONL file of their own, replacing it."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from rl_cluster.checks import check_number
 from rl_cluster.data.encode import encode_text
-from rl_cluster.environments.playing.actions import check_max_length, check_prompts, token_ids
+from rl_cluster.environments.playing.actions import (
+    check_end_tokens,
+    check_max_length,
+    check_prompts,
+    token_ids,
+)
 from rl_cluster.environments.playing.episode import Action, Observation, RLEnvironment, StepResult
 from rl_cluster.environments.playing.reward_calls import RewardFunction, reward_call
 from rl_cluster.errors import BadInputError
@@ -29,9 +34,10 @@ class TextGenerationEnv(RLEnvironment):
     prompts: played in order, again and again. max_length: the most tokens that an episode generates.
     reward_fn(prompt=, generated=, full_text=) -> float; default: number of generated words / 100.
     stop_sequences: texts that end an episode when they appear in what was generated; they stay in it. An
-    episode also ends with the tokenizer's end token and at max_length. temperature: what the actions are to
-    be sampled with; each observation's metadata carries it, play_episode and the trainers follow it.
-    prompt_levels: {"easy": [...], ...}, other prompts for set_difficulty.
+    episode also ends with an end token and at max_length. temperature: what the actions are to be sampled
+    with; each observation's metadata carries it, play_episode and the trainers follow it.
+    prompt_levels: {"easy": [...], ...}, other prompts for set_difficulty. end_token_ids: of the model that
+    plays, beside the tokenizer's own; chat models have several. Training runs tell theirs.
 
     current_prompt_idx: the prompt that the next reset plays. current_text: prompt and what was generated.
     steps: number of steps of this episode. responses: what this episode generated, once it is over.
@@ -47,6 +53,7 @@ class TextGenerationEnv(RLEnvironment):
         temperature: float = 1.0,
         *,
         prompt_levels: Mapping[str, Sequence[str]] | None = None,
+        end_token_ids: Collection[int] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.prompts = check_prompts(prompts, tokenizer)
@@ -54,6 +61,7 @@ class TextGenerationEnv(RLEnvironment):
         self.reward_fn = words_per_hundred if reward_fn is None else reward_fn
         self._pay = reward_call("reward_fn", self.reward_fn)
         self.stop_sequences = check_stop_sequences(stop_sequences)
+        self.end_token_ids = check_end_tokens(end_token_ids, tokenizer)
         check_number("temperature", temperature, above=0.0)
         self.temperature = temperature
         levels = {} if prompt_levels is None else prompt_levels
@@ -94,6 +102,10 @@ class TextGenerationEnv(RLEnvironment):
         self.steps += 1
         before = len(self._generated)
         return self._result(self._take(ids), len(self._generated) - before)
+
+    def take_end_tokens(self, end_token_ids: Collection[int]) -> None:
+        """These end an episode, too: a run tells the end tokens of the model that plays."""
+        self.end_token_ids = self.end_token_ids.union(end_token_ids)
 
     def truncate(self) -> StepResult | None:
         """A run's limit ends the episode here: score what there is. None where no episode is going on."""
@@ -147,7 +159,7 @@ class TextGenerationEnv(RLEnvironment):
         """Add tokens until the episode ends; how it ended, or None."""
         for token in ids:
             self._generated.append(token)
-            if token == self.tokenizer.eos_token_id or self._has_stop_sequence():
+            if token in self.end_token_ids or self._has_stop_sequence():
                 return "stop"
             if len(self._generated) >= self.max_length:
                 return "length"

@@ -6,7 +6,7 @@ at their next episode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,19 @@ class _Follower:
 
     def __init__(self, source: EnvironmentSource, tokenizer: Any) -> None:
         self._source, self._tokenizer = source, tokenizer
+        self._end_token_ids: Collection[int] = ()
         self._take()
 
     def _take(self) -> None:
         self._version = self._source.version
         self._own = environment_factory(self._source.environment)(self._tokenizer)
+        self.take_end_tokens(self._end_token_ids)
+
+    def take_end_tokens(self, end_token_ids: Collection[int]) -> None:
+        self._end_token_ids = end_token_ids
+        take = getattr(self._own, "take_end_tokens", None)
+        if take is not None:
+            take(end_token_ids)
 
     @property
     def wants_tokens(self) -> bool:
