@@ -74,8 +74,9 @@ NEVER = frozenset(
 HARMLESS = frozenset({"os.putenv", "os.unsetenv", "os.listdrives"})
 
 
-def path_rule(home: str, libraries: tuple[str, ...]) -> "Callable[[object, bool], bool]":
-    """f(path, to_read) -> whether the code may: anything in its folder, reading in the standard library.
+def path_rule(home: str, libraries: tuple[str, ...]) -> "Callable[[object, bool, bool], bool]":
+    """f(path, to_read, to_list) -> whether the code may: anything in its folder, reading in the standard
+    library.
 
     By the text of the path alone, which is enough without links, and cannot be changed by patching os.path.
     """
@@ -89,7 +90,7 @@ def path_rule(home: str, libraries: tuple[str, ...]) -> "Callable[[object, bool]
         except OSError:
             return False
 
-    def inside(path: "Any", to_read: bool, to_list: bool = False) -> bool:
+    def inside(path: "Any", to_read: bool, to_list: bool) -> bool:
         if kind(path) is raw:
             path = path.decode("utf-8", "surrogateescape")
         if kind(path) is not text:
@@ -115,17 +116,18 @@ def guard(home: str, libraries: tuple[str, ...], may_start_processes: bool) -> N
     inside = path_rule(home, libraries)
 
     def hook(event: str, args: "tuple[Any, ...]") -> None:
-        name, machine_code = event, None
+        name, machine_code = event, ""
         if event == "import" and kind(args[0]) is text:
             # Of machine code only the last part of the name counts, whatever stands before it.
-            name, machine_code = "import:" + args[0].rpartition(".")[2], args[1]
+            name = "import:" + args[0].rpartition(".")[2]
+            machine_code = args[1] if kind(args[1]) is text else ""
         if name in starting:
             if may_start_processes:
                 return
             raise again(11, "Resource temporarily unavailable: no processes here")
         if name in never:
             raise refused(13, name + " is not allowed here")
-        if kind(machine_code) is text and not some(machine_code.startswith(r + "/") for r in libraries):
+        if machine_code and not some(machine_code.startswith(r + "/") for r in libraries):
             raise refused(13, "machine code of its own is not allowed here")
         if event == "open":
             writes = args[2] & 3 if kind(args[2]) is whole else args[1] != "r"
