@@ -81,8 +81,7 @@ def _start(flags: Flags, overrides: Sequence[str], folder: Path) -> None:
     from rl_cluster.cli.llm_start import start_fit, start_run
     from rl_cluster.run_folder.claim import preparing
 
-    names = llm_fit.FIT_NAMES if flags.trainer in FIT else llm_run.RUN_NAMES
-    names = {name: path for name, path in names.items() if flags.trainer in ACTS_FOR[name]}
+    table = llm_fit.FIT if flags.trainer in FIT else llm_run.RUN
     try:
         with preparing(folder.absolute()):
             if flags.trainer in FIT:
@@ -90,7 +89,7 @@ def _start(flags: Flags, overrides: Sequence[str], folder: Path) -> None:
             else:
                 start_run(llm_run.run_config(flags, overrides, folder), flags.dry_run)
     except BadInputError as error:
-        raise BadInputError(with_flags(str(error), names)) from error
+        raise BadInputError(with_flags(str(error), table, flags.trainer)) from error
 
 
 def _resume(flags: Flags, overrides: Sequence[str]) -> None:

@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from rl_cluster.cli.llm_data import DataFile, find_data, require_column
-from rl_cluster.cli.llm_flags import Flags, flag_name
+from rl_cluster.cli.llm_flags import ACTS_FOR, Flags, flag_name
 from rl_cluster.cli.llm_labels import has_labels_only, pairs_from_labels
-from rl_cluster.cli.llm_nested import COMMON_NAMES, backend_of, common, from_table, model_folder, nested
+from rl_cluster.cli.llm_nested import COMMON, Place, model_folder, nested
 from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.reading.load import apply_override, parse_as
 from rl_cluster.errors import BadInputError
+from rl_cluster.trainers.fields import Table
 
-OBJECTIVE = {
+
+def _by_file(flags: Flags, place: Place) -> None:
+    """What is in the file decides, too: see COLUMNS."""
+
+
+FIT: Table = {
+    **COMMON,
     "dpo_beta": "objective.beta",
     "dpo_loss": "objective.loss",
     "label_smoothing": "objective.label_smoothing",
@@ -23,31 +30,25 @@ OBJECTIVE = {
     "kto_beta": "objective.beta",
     "desirable_weight": "objective.desirable_weight",
     "undesirable_weight": "objective.undesirable_weight",
-}
-DATA = {
+    "model_ref": (
+        "objective.reference_model",
+        lambda flags, _: None if flags.model_ref is None else model_folder(flags.model_ref),
+    ),
     "model_max_length": "data.max_length",
     "max_prompt_length": "data.max_prompt_length",
+    "max_steps": "run.steps",
+    "epochs": "run.epochs",
+    "warmup_ratio": "warmup_ratio",
+    "batch_size": ("batch.rows_per_step", lambda flags, _: flags.batch_size * flags.gradient_accumulation),
     "margin_column": "data.margin_column",
+    "data_path": ("data.path", _by_file),
+    "valid_split": ("data.eval_path", _by_file),
+    "prompt_text_column": ("data.prompt_column", _by_file),
+    "rejected_text_column": ("data.rejected_column", _by_file),
+    "label_column": ("data.label_column", _by_file),
+    "messages_column": ("data.messages_column", _by_file),
 }
-LENGTH = {"max_steps": "run.steps", "warmup_ratio": "warmup_ratio"}
-FIT_NAMES = (
-    COMMON_NAMES
-    | OBJECTIVE
-    | DATA
-    | LENGTH
-    | {
-        "epochs": "run.epochs",
-        "batch_size": "batch.rows_per_step",
-        "model_ref": "objective.reference_model",
-        "data_path": "data.path",
-        "valid_split": "data.eval_path",
-        "prompt_text_column": "data.prompt_column",
-        "rejected_text_column": "data.rejected_column",
-        "label_column": "data.label_column",
-        "messages_column": "data.messages_column",
-    }
-)
-"""Flag -> setting, for messages."""
+"""Flag -> setting."""
 
 
 def fit_config(flags: Flags, overrides: Sequence[str], run_dir: Path) -> FitConfig:
@@ -67,22 +68,15 @@ def fit_config(flags: Flags, overrides: Sequence[str], run_dir: Path) -> FitConf
         place = flags.valid_split if Path(flags.valid_split).is_file() else flags.data_path
         held_out = find_data(place, flags.valid_split, workspace, "--valid-split").path
     assert flags.model is not None
-    model = model_folder(flags.model)
-    settings: dict[str, Any] = {
-        **common(flags, model, run_dir),
-        **from_table(flags, OBJECTIVE | DATA | LENGTH),
-        **columns,
+    # Of the preference flags only those of the trainer are given; kto_beta and dpo_beta are one setting.
+    table = {name: rule for name, rule in FIT.items() if flags.trainer in ACTS_FOR[name]}
+    data_settings = {
         "objective.name": flags.trainer,
-        "objective.reference_model": None if flags.model_ref is None else model_folder(flags.model_ref),
-        "cluster.backend": backend_of(flags, model),
-        "run.name": flags.trainer,
-        "run.epochs": flags.epochs,
         "data.source": file.source,
         "data.path": file.path,
         "data.eval_path": held_out,
-        "batch.rows_per_step": flags.batch_size * flags.gradient_accumulation,
     }
-    data = nested(settings)
+    data = nested(table, flags, Place(model_folder(flags.model), run_dir), columns, data_settings)
     for override in overrides:
         data = apply_override(data, override)
     return parse_as(FitConfig, data, f"llm --trainer {flags.trainer}")

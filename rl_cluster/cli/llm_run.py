@@ -12,17 +12,47 @@ from typing import Any
 
 from rl_cluster.cli.llm_data import DataFile, find_data, require_column
 from rl_cluster.cli.llm_flags import Flags
-from rl_cluster.cli.llm_nested import COMMON_NAMES, backend_of, common, from_table, model_folder, nested
+from rl_cluster.cli.llm_nested import COMMON, Place, model_folder, nested
 from rl_cluster.config.algorithm import GRPO, PPO, RLOO
 from rl_cluster.config.reading.load import apply_override, parse_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.run_folder.claim import make_room
+from rl_cluster.trainers.fields import Table
 
-RUN = {
+
+def _by_file(flags: Flags, place: Place) -> None:
+    """What is in the file, or in the environment, decides, too."""
+
+
+def _prompts_per_step(flags: Flags, place: Place) -> int:
+    return flags.batch_size * flags.gradient_accumulation
+
+
+def _samples(flags: Flags, place: Place) -> int:
+    given = flags.rl_num_generations
+    return {"ppo": 1, "rloo": 2, "grpo": 4}[flags.trainer] if given is None else given
+
+
+def _kl_coef(flags: Flags, place: Place) -> float | None:
+    """The documented default of GRPO's is not that of the setting."""
+    return 0.1 if flags.trainer == "grpo" and flags.rl_kl_coef is None else flags.rl_kl_coef
+
+
+RUN: Table = {
+    **COMMON,
+    "warmup_ratio": ("optimizer.warmup_steps", _by_file),
+    "max_steps": ("run.steps", _by_file),
+    "batch_size": ("batch.prompts_per_step", _prompts_per_step),
+    "rl_num_generations": ("batch.samples_per_prompt", _samples),
+    "data_path": ("data.train.path", _by_file),
+    "valid_split": ("data.train.eval_path", _by_file),
+    "prompt_text_column": ("data.train.prompt_column", _by_file),
     "max_prompt_length": "data.max_prompt_tokens",
-    "rl_kl_coef": "algorithm.kl.coef",
-    "rl_clip_range": "algorithm.loss.clip_low",
+    "reward_model": ("rewards.scorers.0.path", _by_file),
+    "reward_function": ("rewards.scorers.0.function", _by_file),
+    "rl_kl_coef": ("algorithm.kl.coef", _kl_coef),
+    "rl_clip_range": "algorithm.loss.clip_low algorithm.loss.clip_high",
     "rl_temperature": "rollout.temperature",
     "rl_top_k": "rollout.top_k",
     "rl_top_p": "rollout.top_p",
@@ -35,29 +65,7 @@ RUN = {
     "missing_eos_penalty": "rewards.shaping.missing_eos_penalty",
     "num_workers": "rollout.num_workers",
 }
-RUN_NAMES = (
-    COMMON_NAMES
-    | RUN
-    | {
-        "max_steps": "run.steps",
-        "batch_size": "batch.prompts_per_step",
-        "rl_num_generations": "batch.samples_per_prompt",
-        "data_path": "data.train.path",
-        "valid_split": "data.train.eval_path",
-        "prompt_text_column": "data.train.prompt_column",
-        "reward_model": "rewards.scorers.0.path",
-        "reward_function": "rewards.scorers.0.function",
-    }
-)
-"""Flag -> setting, for messages."""
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "ppo": {"batch.samples_per_prompt": 1},
-    "rloo": {"batch.samples_per_prompt": 2},
-    "grpo": {"batch.samples_per_prompt": 4, "algorithm.kl.coef": 0.1},
-}
-"""Where the documented default of a flag is not that of the setting."""
-
+"""Flag -> setting."""
 
 ALGORITHMS = {"ppo": PPO(), "rloo": RLOO(), "grpo": GRPO()}
 """With the defaults of their settings."""
@@ -84,34 +92,25 @@ def run_config(flags: Flags, overrides: Sequence[str], run_dir: Path) -> RunConf
             "--reward-function module:function, --answer-column COLUMN, --rl-env-type TYPE, or "
             "--rl-env-module and --rl-env-class."
         )
-    prompts_per_step = flags.batch_size * flags.gradient_accumulation
+    place = Place(model, run_dir)
     steps = flags.max_steps
     if steps is None:
         usable = max(1, prompts.num_rows - (flags.held_out or 0))
-        steps = math.ceil(usable * flags.epochs / prompts_per_step)
-    settings = {
-        **common(flags, model, run_dir),
+        steps = math.ceil(usable * flags.epochs / _prompts_per_step(flags, place))
+    made: dict[str, Any] = {
         **prompts.settings,
-        **DEFAULTS[flags.trainer],
-        **from_table(flags, RUN),
         **_loss(flags),
         "algorithm.name": flags.trainer,
-        "algorithm.loss.clip_high": flags.rl_clip_range,
-        "cluster.backend": backend_of(flags, model),
-        "run.name": flags.trainer,
         "run.steps": steps,
-        "batch.prompts_per_step": prompts_per_step,
         "rewards.scorers": scorers,
     }
-    if flags.rl_num_generations is not None:
-        settings["batch.samples_per_prompt"] = flags.rl_num_generations
     if flags.held_out:
-        settings["eval.num_prompts"] = flags.held_out
+        made["eval.num_prompts"] = flags.held_out
     if flags.warmup_ratio is not None:
         epochs = flags.rl_num_ppo_epochs or ALGORITHMS[flags.trainer].num_epochs
         updates = steps * epochs * (flags.rl_num_mini_batches or 1)
-        settings["optimizer.warmup_steps"] = math.ceil(flags.warmup_ratio * updates)
-    data = nested(settings)
+        made["optimizer.warmup_steps"] = math.ceil(flags.warmup_ratio * updates)
+    data = nested(RUN, flags, place, made)
     for override in overrides:
         data = apply_override(data, override)
     return parse_config(data, f"llm --trainer {flags.trainer}")

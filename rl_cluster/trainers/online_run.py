@@ -6,7 +6,6 @@ Nothing starts before the first train or evaluate; the workers then stay until c
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from rl_cluster.trainers.model_folder import copy_model, model_target
 from rl_cluster.trainers.reward_trial import try_rewards
 from rl_cluster.trainers.rewards_given import RewardSource
 from rl_cluster.trainers.session import (
+    RunHolder,
     TrainerSession,
     check_same_settings,
     find_checkpoint,
@@ -52,7 +52,7 @@ class Parts:
     rewards: tuple[RewardSource, ...]
 
 
-class OnlineRun:
+class OnlineRun(RunHolder):
     """hooks: told of everything; every_eval: whether training itself evaluates on the held-out prompts."""
 
     def __init__(
@@ -73,8 +73,6 @@ class OnlineRun:
         self._evaluates = evaluates
         self._address = address
         self._overwrite = overwrite
-        self._session: TrainerSession | None = None
-        self._finalizer: weakref.finalize[..., Any] | None = None
         self.trained = False
 
     @property
@@ -82,14 +80,11 @@ class OnlineRun:
         """The run folder, absolute."""
         return Path(str(self.config.run.dir)).expanduser().absolute()
 
-    def session(self, checkpoint: Path | None = None) -> TrainerSession:
+    def open(self, checkpoint: Path | None = None) -> TrainerSession:
         """The open run; started if it is not there yet. checkpoint: to go on from."""
-        if self._finalizer is not None and not self._finalizer.alive:
+        if self.is_closed:
             raise BadInputError("the trainer is closed. Make a new one, with the trained model.")
-        if self._session is None:
-            self._session = self._start(checkpoint)
-            self._finalizer = weakref.finalize(self, self._session.close)
-        return self._session
+        return self.session or self.hold(self._start(checkpoint))
 
     def train(self, resume: str | Path | None = None) -> Metrics:
         """All steps, then the export to RUN/model, and the weights into the caller's model.
@@ -101,7 +96,7 @@ class OnlineRun:
                 "train() has run, and its schedule is at its end. Make a new trainer to go on."
             )
         checkpoint = None if resume is None else self._resumed(resume)
-        session = self.session(checkpoint)
+        session = self.open(checkpoint)
         if checkpoint is not None:
             self.hooks.load(checkpoint)
         held_out = self.parts.held_out if self._evaluates else ()
@@ -127,26 +122,21 @@ class OnlineRun:
 
     def evaluate(self, prompts: tuple[Prompt, ...]) -> Metrics:
         """Of the policy as it is now."""
-        session = self.session()
+        session = self.open()
         with self._user_words():
             return session.background.call(session.run.evaluate(PromptSets((), prompts)))
 
     def save_model(self, output_dir: Any) -> None:
         """Weights, tokenizer and card of now, into `output_dir`; that of the run itself gets them, too."""
         target = model_target(output_dir, "save_model: output_dir", self.folder)
-        if self._finalizer is None or self._finalizer.alive:
-            session = self.session()
+        if not self.is_closed:
+            session = self.open()
             session.background.call(session.run.export())
         copy_model(self.folder / "model", target)
 
     def rows(self) -> list[dict[str, Any]]:
         """metrics.jsonl so far."""
-        return [] if self._session is None else self._session.metrics()
-
-    def close(self) -> None:
-        """End the workers; the second call does nothing."""
-        if self._finalizer is not None:
-            self._finalizer()
+        return [] if self.session is None else self.session.metrics()
 
     @contextmanager
     def _user_words(self) -> Iterator[None]:
@@ -162,7 +152,7 @@ class OnlineRun:
 
     def _resumed(self, resume: str | Path) -> Path:
         """The checkpoint to go on from; its run folder becomes this run's."""
-        if self._session is not None:
+        if self.session is not None:
             raise BadInputError("resume_from_checkpoint: the workers run already. Train before you evaluate.")
         checkpoint = find_checkpoint(resume, "resume_from_checkpoint", TRAINER_FILE)
         newest = newest_checkpoint(checkpoint.parent)

@@ -6,6 +6,8 @@ The order is the one of `launch.py train`: everything is checked before the firs
 from __future__ import annotations
 
 import json
+import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -164,3 +166,33 @@ class TrainerSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class RunHolder:
+    """Holds the open run of a trainer: none before the first call that needs workers. It ends with `close`,
+    or with the trainer."""
+
+    session: TrainerSession | None = None
+    _end: weakref.finalize[..., Any] | None = None
+
+    def hold(self, session: TrainerSession) -> TrainerSession:
+        self.session = session
+        self._end = weakref.finalize(self, _close, session)
+        return session
+
+    @property
+    def is_closed(self) -> bool:
+        return self._end is not None and not self._end.alive
+
+    def close(self) -> None:
+        """End the workers; the second call does nothing."""
+        if self._end is not None:
+            self._end()
+
+
+def _close(session: TrainerSession) -> None:
+    # A trainer may be collected as garbage on the very thread that closing it waits for.
+    if threading.current_thread().name == "rl-cluster":
+        threading.Thread(target=session.close, name="closing").start()
+    else:
+        session.close()

@@ -70,7 +70,7 @@ def test_max_steps_counts_updates_also_where_a_batch_takes_several(
 
 def count_updates(trainer: Any) -> list[int]:
     """One entry per update that the learner makes from now on."""
-    learner = trainer._run.session().run.cluster.workers.learner
+    learner = trainer._run.open().run.cluster.workers.learner
     made: list[int] = []
     step = learner.optim_step
 

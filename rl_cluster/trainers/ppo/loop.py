@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from rl_cluster.data.encode import special_tokens
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.loop import train_sampling
 from rl_cluster.modeling.end_tokens import end_token_ids
@@ -14,6 +16,8 @@ from rl_cluster.trainers.ppo.history import step_stats
 from rl_cluster.trainers.ppo.run import PPORun
 from rl_cluster.trainers.ppo.tensors import (
     brought_group,
+    padded,
+    prompt_ids,
     query_prompt,
     response_ids,
     sampling_of,
@@ -34,19 +38,27 @@ class TensorLoop:
         self._drawn: dict[tuple[int, ...], tuple[TrajectoryGroup, SamplingSpec]] = {}
         self._ends: frozenset[int] | None = None
 
-    def sample(self, prompts: Sequence[Prompt], kwargs: Mapping[str, Any]) -> list[TrajectoryGroup]:
-        """One response each. kwargs: transformers' generation_kwargs; default: as in training."""
-        session = self._open(prompts)
-        return self._sample(session, prompts, sampling_of(kwargs, train_sampling(session.config)))
+    def texts(self, prompts: Sequence[Prompt], kwargs: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+        """One response each, as PPOTrainer.generate_responses. kwargs: transformers' generation_kwargs."""
+        groups, _ = self._sample(prompts, kwargs)
+        responses = [response_ids(group) for group in groups]
+        queries = [prompt_ids(group) for group in groups]
+        sequences = [torch.cat(pair) for pair in zip(queries, responses, strict=True)]
+        pad = special_tokens(self._run.tokenizer).pad
+        outputs = {"sequences": padded(sequences, pad), "response_ids": responses, "prompt_ids": queries}
+        return [group.trajectories[0].response_text for group in groups], outputs
 
-    def generate(self, queries: Any, kwargs: Mapping[str, Any]) -> list[TrajectoryGroup]:
-        """As `sample`, for token ids, and remembered."""
-        prompts = self._prompts("generate: query_tensors", queries)
-        session = self._open(prompts)
-        sampling = sampling_of(kwargs, train_sampling(session.config))
-        groups = self._sample(session, prompts, sampling)
-        self._drawn = {_key(g.prompt, response_ids(g).tolist()): (g, sampling) for g in groups}
-        return groups
+    def generate(
+        self, queries: Any, kwargs: Mapping[str, Any], return_prompt: bool = False
+    ) -> list[torch.Tensor]:
+        """Responses to token ids, remembered; behind their prompts if need be."""
+        groups, sampling = self._sample(self._prompts("generate: query_tensors", queries), kwargs)
+        responses = [response_ids(group) for group in groups]
+        keys = [_key(group.prompt, ids.tolist()) for group, ids in zip(groups, responses, strict=True)]
+        self._drawn = {key: (group, sampling) for key, group in zip(keys, groups, strict=True)}
+        if return_prompt:
+            return [torch.cat([prompt_ids(g), r]) for g, r in zip(groups, responses, strict=True)]
+        return responses
 
     def step(self, queries: Any, responses: Any, scores: Any) -> dict[str, float | None]:
         """As PPOTrainer.step."""
@@ -72,8 +84,11 @@ class TensorLoop:
         )
 
     def _sample(
-        self, session: TrainerSession, prompts: Sequence[Prompt], sampling: SamplingSpec
-    ) -> list[TrajectoryGroup]:
+        self, prompts: Sequence[Prompt], kwargs: Mapping[str, Any]
+    ) -> tuple[list[TrajectoryGroup], SamplingSpec]:
+        """Where kwargs say nothing: as in training."""
+        session = self._open(prompts)
+        sampling = sampling_of(kwargs, train_sampling(session.config))
         room = session.run.plan.derived.max_sequence_tokens
         for prompt in prompts:
             total = len(prompt.tokens) + sampling.max_new_tokens
@@ -82,7 +97,7 @@ class TensorLoop:
                     f"max_new_tokens={sampling.max_new_tokens}: with {prompt.prompt_id} it makes {total}, "
                     f"and the run has room for {room} tokens (PPOConfig.max_prompt_length + max_new_tokens)."
                 )
-        return session.background.call(session.run.generate(prompts, 1, sampling))
+        return session.background.call(session.run.generate(prompts, 1, sampling)), sampling
 
     def _end_ids(self, session: TrainerSession) -> frozenset[int]:
         """All that may end a response: the model's own end tokens and the run's stop tokens."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +30,7 @@ from rl_cluster.trainers.ppo.weights import UserModel
 from rl_cluster.trainers.reward_signatures import RewardScorer
 from rl_cluster.trainers.reward_trial import try_rewards
 from rl_cluster.trainers.rewards_given import check_single_label, is_sequence_classifier
-from rl_cluster.trainers.session import TrainerSession, save_prompts
+from rl_cluster.trainers.session import RunHolder, TrainerSession, save_prompts
 from rl_cluster.trajectory import Prompt
 
 REWARD = "reward"
@@ -47,7 +45,7 @@ class Opening:
     environment: EnvironmentSource | None = None
 
 
-class PPORun:
+class PPORun(RunHolder):
     """session: None until `open`. log: the metrics of every iteration of train()."""
 
     def __init__(self, arguments: PPOArguments, callbacks: Sequence[Any]) -> None:
@@ -61,12 +59,10 @@ class PPORun:
         self.scorer = RewardScorer(None)
         self.reward_model = _reward_model(arguments.reward_fn)
         self.log = IterationLog()
-        self.session: TrainerSession | None = None
         self._callbacks = callbacks
         self._started_with: PPOConfig | None = None
         self._environment: EnvironmentSource | None = None
         self._checkpoint: Path | None = None
-        self._end: Any = None
 
     def open(self, opening: Opening, eval_prompts: Sequence[Prompt] = ()) -> TrainerSession:
         """Start the workers, at the first call; later calls check that they can go on with these."""
@@ -94,11 +90,6 @@ class PPORun:
         if session is not None and self.model.is_loaded and session.config.model.lora is None:
             self.model.take(session.background.call(session.run.weights()))
 
-    def close(self) -> None:
-        """End the workers. The second call does nothing."""
-        if self._end is not None:
-            self._end()
-
     def _start(self, opening: Opening, eval_prompts: Sequence[Prompt]) -> None:
         config = self.config
         if self.model.checkpoints_gradients():
@@ -108,9 +99,9 @@ class PPORun:
         draft = resolve_run_dir(ppo_run_config(config, self._place(opening, backend)))
         with preparing(run_dir_of(draft)) as claim:
             session = self._session(config, opening, backend, claim.path, eval_prompts)
-        self.session, self._environment = session, opening.environment
+        self.hold(session)
+        self._environment = opening.environment
         self._started_with = copy.deepcopy(self.config)
-        self._end = weakref.finalize(self, _close, session)
 
     def _session(
         self,
@@ -248,11 +239,3 @@ def _reward_model(reward: Any) -> Any:
 def _columns(prompts: Sequence[Prompt]) -> tuple[list[Any], list[dict[str, Any]]]:
     """Token ids, which need no encoding a second time, and metadata."""
     return [prompt.tokens.tolist() for prompt in prompts], plain_metadata(prompts)
-
-
-def _close(session: TrainerSession) -> None:
-    # A trainer may be collected as garbage on the very thread that closing it waits for.
-    if threading.current_thread().name == "rl-cluster":
-        threading.Thread(target=session.close, name="closing").start()
-    else:
-        session.close()

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_cluster.algorithms.advantages import gae
+from rl_cluster.algorithms.kl import exact_kl, kl_per_token
 from rl_cluster.checks import check_number, check_whole_number
 from rl_cluster.data.encode import UnusablePromptError, encode_prompt
 from rl_cluster.errors import BadInputError
+from rl_cluster.protocols import SampleRow
+from rl_cluster.trainers.ppo.checks import Estimator
 from rl_cluster.trajectory import Prompt, SamplingSpec, Trajectory, TrajectoryGroup
 
 
@@ -152,3 +156,43 @@ def score_column(scores: Any, expected: int) -> list[float]:
 def padded(rows: Sequence[torch.Tensor], pad: int) -> torch.Tensor:
     """int64 [N, L], padded on the right."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=pad)
+
+
+def sample_rows(batch: Mapping[str, Any], rewards: Any, columns: Sequence[str]) -> list[SampleRow]:
+    """columns: the batch's, of queries and of responses. BadInputError where one is missing."""
+    query, response = ([*columns, "", ""])[:2]
+    missing = [name for name in (query, response) if name not in batch]
+    if missing:
+        raise BadInputError(f"log_stats: batch has no column {missing[0]!r}, only {sorted(batch)}.")
+    values = score_column(rewards, len(batch[response]))
+    return [
+        SampleRow(str(q), str(r), value)
+        for q, r, value in zip(batch[query], batch[response], values, strict=True)
+    ]
+
+
+def advantages_of(
+    rewards: Any, values: Any, dones: Any, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As PPOTrainer.compute_advantages."""
+    columns = [torch.as_tensor(column).detach().cpu() for column in (rewards, values)]
+    ends = None if dones is None else torch.as_tensor(dones).detach().cpu().bool()
+    shapes = {tuple(column.shape) for column in (*columns, *([] if ends is None else [ends]))}
+    if len(shapes) > 1 or columns[0].ndim not in (1, 2):
+        raise BadInputError(f"compute_advantages: shapes {sorted(shapes)}: give [T] or [N, T], all the same.")
+    rewards_NL, values_NL = (np.atleast_2d(column.double().numpy()) for column in columns)
+    dones_NL = None if ends is None else np.atleast_2d(ends.numpy())
+    results = gae(rewards_NL, values_NL, gamma, lam, dones_NL)
+    advantages, returns = (torch.from_numpy(one).float().reshape(columns[0].shape) for one in results)
+    return advantages, returns
+
+
+def kl_estimates(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: Estimator) -> torch.Tensor:
+    """Per token, as PPOTrainer.compute_kl_penalty without the coefficient."""
+    if logprobs.shape != ref_logprobs.shape:
+        raise BadInputError(
+            f"compute_kl_penalty: shapes {list(logprobs.shape)} and {list(ref_logprobs.shape)} differ."
+        )
+    if estimator == "exact":
+        return exact_kl(logprobs, ref_logprobs)
+    return kl_per_token(logprobs, ref_logprobs, estimator)

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from rl_cluster.algorithms.advantages import gae
-from rl_cluster.algorithms.kl import exact_kl, kl_per_token
 from rl_cluster.checks import check_whole_number
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.load import PromptSets
@@ -22,7 +20,6 @@ from rl_cluster.environments.playing.for_runs import prompts_of
 from rl_cluster.errors import BadInputError
 from rl_cluster.files.own_folders import folder_to_write
 from rl_cluster.loop.report import Metrics
-from rl_cluster.protocols import SampleRow
 from rl_cluster.trainers.model_folder import copy_model, model_target
 from rl_cluster.trainers.ppo.arguments import read_arguments
 from rl_cluster.trainers.ppo.checks import estimator_of, kl_config
@@ -31,7 +28,7 @@ from rl_cluster.trainers.ppo.environment import EnvironmentSource, check_environ
 from rl_cluster.trainers.ppo.history import PPOHistory
 from rl_cluster.trainers.ppo.loop import TensorLoop
 from rl_cluster.trainers.ppo.run import Opening, PPORun
-from rl_cluster.trainers.ppo.tensors import padded, prompt_ids, query_prompt, response_ids, score_column
+from rl_cluster.trainers.ppo.tensors import advantages_of, kl_estimates, query_prompt, sample_rows
 from rl_cluster.trainers.reward_signatures import RewardCall, checked_rewards, reward_call
 from rl_cluster.trainers.session import TrainerSession, find_checkpoint
 from rl_cluster.trajectory import Prompt
@@ -177,13 +174,7 @@ class PPOTrainer:
         int64 tensors}), at config.temperature and config.top_p."""
         encoded = self._encode("prompts", prompts)
         most = self.config.max_new_tokens if max_new_tokens is None else max_new_tokens
-        groups = self._loop.sample(encoded, {"max_new_tokens": most, "top_p": self.config.top_p})
-        responses = [response_ids(group) for group in groups]
-        queries = [prompt_ids(group) for group in groups]
-        sequences = [torch.cat(pair) for pair in zip(queries, responses, strict=True)]
-        pad = special_tokens(self.tokenizer).pad
-        outputs = {"sequences": padded(sequences, pad), "response_ids": responses, "prompt_ids": queries}
-        return [group.trajectories[0].response_text for group in groups], outputs
+        return self._loop.texts(encoded, {"max_new_tokens": most, "top_p": self.config.top_p})
 
     def generate(
         self, query_tensor: Any, *, return_prompt: bool = False, **generation_kwargs: Any
@@ -194,10 +185,8 @@ class PPOTrainer:
         default: as train() samples. step() takes what was drawn at config.temperature, untruncated.
         """
         single = isinstance(query_tensor, torch.Tensor) and query_tensor.ndim == 1
-        groups = self._loop.generate([query_tensor] if single else query_tensor, generation_kwargs)
-        responses = [response_ids(group) for group in groups]
-        if return_prompt:
-            responses = [torch.cat([prompt_ids(g), r]) for g, r in zip(groups, responses, strict=True)]
+        queries = [query_tensor] if single else query_tensor
+        responses = self._loop.generate(queries, generation_kwargs, return_prompt)
         return responses[0] if single else responses
 
     def step(self, queries: Any, responses: Any, scores: Any) -> dict[str, float | None]:
@@ -216,22 +205,15 @@ class PPOTrainer:
         columns_to_log: Sequence[str] = ("query", "response"),
     ) -> None:
         """Write texts and rewards to samples.jsonl of the run folder, and a line to the console."""
-        query, response = ([*columns_to_log, "", ""])[:2]
-        missing = [name for name in (query, response) if name not in batch]
-        if missing:
-            raise BadInputError(f"log_stats: batch has no column {missing[0]!r}, only {sorted(batch)}.")
-        values = score_column(rewards, len(batch[response]))
+        rows = sample_rows(batch, rewards, columns_to_log)
         session = self._run.session
         if session is None:
             raise BadInputError("log_stats: there has been no step() yet.")
-        rows = [
-            SampleRow(str(q), str(r), value)
-            for q, r, value in zip(batch[query], batch[response], values, strict=True)
-        ]
         session.run.observer.samples(session.run.step, rows)
         kl = stats.get("objective/kl")
         shown = "" if kl is None else f", KL {kl:.3f}"
-        session.run.observer.note(f"step {session.run.step}: reward {np.mean(values):.3f}{shown}")
+        mean = np.mean([row.score for row in rows])
+        session.run.observer.note(f"step {session.run.step}: reward {mean:.3f}{shown}")
 
     def train_step(self, batch: Mapping[str, Any]) -> dict[str, float | None]:
         """One iteration. batch: queries, responses (token ids) and rewards, as PPOBuffer.get() gives them; or
@@ -266,32 +248,14 @@ class PPOTrainer:
 
         rewards, values, dones: [T] or [N, T], 0 in padding; after a True of dones nothing is carried back.
         """
-        columns = [torch.as_tensor(column).detach().cpu() for column in (rewards, values)]
-        ends = None if dones is None else torch.as_tensor(dones).detach().cpu().bool()
-        shapes = {tuple(column.shape) for column in (*columns, *([] if ends is None else [ends]))}
-        if len(shapes) > 1 or columns[0].ndim not in (1, 2):
-            raise BadInputError(
-                f"compute_advantages: shapes {sorted(shapes)}: give [T] or [N, T], all the same."
-            )
-        rewards_NL, values_NL = (np.atleast_2d(column.double().numpy()) for column in columns)
-        dones_NL = None if ends is None else np.atleast_2d(ends.numpy())
-        results = gae(rewards_NL, values_NL, self.config.gamma, self.config.lam, dones_NL)
-        advantages, returns = (torch.from_numpy(one).float().reshape(columns[0].shape) for one in results)
-        return advantages, returns
+        return advantages_of(rewards, values, dones, self.config.gamma, self.config.lam)
 
     def compute_kl_penalty(self, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
         """What each token's reward loses: kl_coef × the estimator of config.kl_penalty; any shape.
 
         kl_penalty="full": log-probabilities of the whole vocabulary, [..., V], become [...].
         """
-        if logprobs.shape != ref_logprobs.shape:
-            raise BadInputError(
-                f"compute_kl_penalty: shapes {list(logprobs.shape)} and {list(ref_logprobs.shape)} differ."
-            )
-        estimator = estimator_of(self.config)
-        if estimator == "exact":
-            return self.kl_coef * exact_kl(logprobs, ref_logprobs)
-        return self.kl_coef * kl_per_token(logprobs, ref_logprobs, estimator)
+        return self.kl_coef * kl_estimates(logprobs, ref_logprobs, estimator_of(self.config))
 
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
         """Weights, optimizer, critic, β, position; path: default checkpoints/step-N of the run."""
