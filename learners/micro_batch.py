@@ -31,7 +31,8 @@ LOSS_COLUMNS = {
 @dataclass(frozen=True)
 class MicroBatch:
     """tokens: int64 [T]. targets: int64 [A], the drawn tokens' places among them. row: int64 [A].
-    places: int64 [A] numpy, the drawn tokens' places in the whole TokenBatch."""
+    places: int64 [A] numpy, the drawn tokens' places in the whole TokenBatch. target_ids: int64 [A] or [A, K]
+    where they are not the drawn tokens, and target_weights float32 [A, K]; see TokenBatch."""
 
     tokens: torch.Tensor
     packed: PackedLayout
@@ -39,6 +40,20 @@ class MicroBatch:
     row: torch.Tensor
     num_rows: int
     places: np.ndarray
+    target_ids: torch.Tensor | None = None
+    target_weights: torch.Tensor | None = None
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """int64 [A] or [A, K]."""
+        return self.tokens[self.targets] if self.target_ids is None else self.target_ids
+
+    def of_actions(self, logprobs: torch.Tensor) -> torch.Tensor:
+        """[A], of [A] or [A, K]."""
+        if self.target_weights is None:
+            return logprobs
+        there = self.target_weights != 0
+        return (torch.where(there, logprobs, 0.0) * self.target_weights).sum(-1)
 
     @staticmethod
     def of(batch: TokenBatch, rows: Sequence[int], device: torch.device) -> MicroBatch:
@@ -52,6 +67,7 @@ class MicroBatch:
         index = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
         tokens, mask = batch.tokens[index], batch.action_mask[index]
         targets = np.flatnonzero(mask)
+        ids, id_weights = batch.target_ids, batch.target_weights
         row_of_token = np.repeat(np.arange(len(rows)), lengths)
         return MicroBatch(
             tokens=_tensor(tokens.astype(np.int64), device),
@@ -60,6 +76,8 @@ class MicroBatch:
             row=_tensor(row_of_token[targets], device),
             num_rows=len(rows),
             places=index[targets],
+            target_ids=None if ids is None else _tensor(ids[index[targets]].astype(np.int64), device),
+            target_weights=None if id_weights is None else _floats(id_weights[index[targets]], device),
         )
 
     def loss_inputs(
@@ -82,7 +100,7 @@ class MicroBatch:
         return LossInputs(
             row=self.row,
             num_rows=self.num_rows,
-            logprobs=logprobs,
+            logprobs=self.of_actions(logprobs),
             weights=_floats(weights, device),
             entropy=entropy,
             values=values,

@@ -13,7 +13,8 @@ from rl_cluster.protocols import ForwardOutput
 
 @dataclass(frozen=True)
 class LogprobsPart:
-    """One rank's share of a column: where its A tokens are in the batch, int64 [A], and float32 [A]."""
+    """One rank's share of a column: where its A tokens are in the batch, int64 [A], and float32 [A], or
+    [A, K] of K targets per token."""
 
     places: np.ndarray
     logprobs: np.ndarray
@@ -30,15 +31,18 @@ class ForwardPart(LogprobsPart):
 
 def joined(columns: list[np.ndarray], dtype: Any = np.float32) -> np.ndarray:
     """End to end; there may be none."""
-    values: np.ndarray = np.concatenate([np.zeros(0, dtype), *columns]).astype(dtype)
+    some = [column for column in columns if len(column) > 0] or [np.zeros(0, dtype)]
+    values: np.ndarray = np.concatenate(some).astype(dtype)
     return values
 
 
 def spread(num_tokens: int, parts: Sequence[LogprobsPart], columns: Sequence[np.ndarray]) -> np.ndarray:
-    """float32 [num_tokens]: the parts' columns at their places, 0 elsewhere."""
-    result = np.zeros(num_tokens, dtype=np.float32)
+    """float32 [num_tokens], or [num_tokens, K]: the parts' columns at their places, 0 elsewhere."""
+    wide = {column.shape[1:] for column in columns if len(column) > 0}
+    result = np.zeros((num_tokens, *(wide.pop() if wide else ())), dtype=np.float32)
     for part, column in zip(parts, columns, strict=True):
-        result[part.places] = column
+        if len(column) > 0:
+            result[part.places] = column
     return result
 
 

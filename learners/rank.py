@@ -35,6 +35,7 @@ from rl_cluster.algorithms.totals import add_metrics
 from rl_cluster.batch import TokenBatch
 from rl_cluster.errors import NonFiniteError
 from rl_cluster.modeling.layout import PackedLayout
+from rl_cluster.modeling.policy import PolicyModel
 from rl_cluster.protocols import ForwardOutput, OptimParams, OptimResult
 
 MicroBatches = Sequence[Sequence[int]]
@@ -94,7 +95,7 @@ class LearnerRank:
             with self.model.reference():
                 return *self._run(micro, temperature), None
         frozen = self._reference.next_token(micro.tokens, micro.packed, micro.targets)
-        logprobs, entropy = frozen.logprobs(micro.tokens[micro.targets], temperature)
+        logprobs, entropy = frozen.logprobs(micro.ids, temperature)
         _, kl, _ = self.engine.forward(micro.tokens, micro.packed, micro.targets, temperature, frozen)
         return logprobs, entropy, None, kl
 
@@ -225,6 +226,8 @@ class LearnerRank:
     def _run(self, micro: MicroBatch, temperature: float, values_only: bool = False) -> Any:
         """values_only: the values have no gradient to the trunk that they share with the policy."""
         inputs = micro.tokens, micro.packed, micro.targets, temperature
+        if micro.target_ids is not None and isinstance(self.model, PolicyModel):
+            return self.engine.forward(*inputs, None, values_only, micro.target_ids)
         return self.engine.forward(*inputs, None, True) if values_only else self.engine.forward(*inputs)
 
     def _meant(self, metrics: dict[str, float]) -> dict[str, float]:

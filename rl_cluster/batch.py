@@ -21,6 +21,8 @@ TOKEN_COLUMNS = (
     "weights",
 )
 
+TARGET_COLUMNS = ("target_ids", "target_weights")
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -37,6 +39,9 @@ class TokenBatch:
     under the behaviour, proximal and reference policies; exact_kl, the divergence of the proximal from the
     reference policy's whole distribution (nats); values of the state before the token;
     advantages; returns (value targets); weights (the loss is sum of weights times per-token loss).
+    target_ids: int32 [T] or [T, K], optional: at an action, the ids whose log-probability is meant where that
+    is not the token itself. target_weights: float32 [T, K]: the action's log-probability is then the sum of
+    weight times log-probability over its K ids; an id of weight 0 is not there.
     """
 
     tokens: np.ndarray
@@ -53,6 +58,8 @@ class TokenBatch:
     returns: np.ndarray | None = None
     weights: np.ndarray | None = None
     policy_versions: np.ndarray | None = None
+    target_ids: np.ndarray | None = None
+    target_weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         num_tokens, num_rows = len(self.tokens), len(self.lengths)
@@ -63,6 +70,11 @@ class TokenBatch:
         for name in TOKEN_COLUMNS:
             column = getattr(self, name)
             assert column is None or column.shape == (num_tokens,), f"{name}: wrong shape"
+        ids, weights = self.target_ids, self.target_weights
+        assert ids is None or (ids.ndim in (1, 2) and len(ids) == num_tokens), "target_ids: wrong shape"
+        several = ids is not None and ids.ndim == 2
+        assert (weights is not None) == several, "target_weights: where there are K ids, and only there"
+        assert weights is None or ids is None or weights.shape == ids.shape, "target_weights: wrong shape"
 
     @property
     def num_rows(self) -> int:
@@ -100,7 +112,7 @@ class TokenBatch:
             action_mask=self.action_mask[index],
             units=self.units[chosen],
             group_ids=self.group_ids[chosen],
-            **{name: of_tokens(getattr(self, name)) for name in TOKEN_COLUMNS},
+            **{name: of_tokens(getattr(self, name)) for name in (*TOKEN_COLUMNS, *TARGET_COLUMNS)},
         )
 
     def with_columns(self, **columns: np.ndarray | None) -> TokenBatch:

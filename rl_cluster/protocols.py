@@ -54,7 +54,8 @@ class Reference(Protocol):
 class ForwardOutput:
     """Per-token results in input order (packing and sharding undone), T tokens.
 
-    logprobs, entropy: float32 [T], at the sampling temperature, 0 where not an action.
+    logprobs, entropy: float32 [T], at the sampling temperature, 0 where not an action; logprobs [T, K] of a
+    batch with K target ids per action.
     values: float32 [T] or None, the critic's value of the state before each action, 0 elsewhere.
     kl: float32 [T] or None, KL(policy ‖ reference) in nats over the whole vocabulary, at the sampling
     temperature, of a reference pass of a learner that holds both models.
@@ -124,8 +125,8 @@ class Learner(Protocol):
         """Accumulate the gradient of sum over the rows' tokens; `loss` is a config of algorithms/table.py.
 
         Returns sums over all ranks (keys ending in `_sum`) and extremes (`_max`), no hidden mean; and a Ref
-        of the log-probabilities of this pass, float32 [T], in the batch's order, at the step's temperature,
-        0 where not an action of `rows`.
+        of the log-probabilities of this pass, as in ForwardOutput, in the batch's order, at the step's
+        temperature, 0 where not an action of `rows`.
         """
         ...
 

@@ -12,9 +12,7 @@ from rl_cluster.errors import CheckpointError
 from rl_cluster.trajectory import TrajectoryGroup
 
 
-def write_trajectories(
-    path: str, scores: np.ndarray, batch: TokenBatch, *groups: TrajectoryGroup
-) -> tuple[int, None]:
+def write_trajectories(path: str, scores: np.ndarray, batch: TokenBatch, *groups: TrajectoryGroup) -> int:
     """One row per sample; returns their number. scores: float64 [N], shaped, NaN: none. Complete or absent.
 
     Raises CheckpointError on a full disk.
@@ -52,4 +50,4 @@ def write_trajectories(
         raise CheckpointError(
             f"{target} could not be written: {error}. Free space, or set log.trajectories=false."
         ) from error
-    return len(samples), None
+    return len(samples)

@@ -112,12 +112,15 @@ class PolicyModel(nn.Module):
         temperature: float,
         reference: NextToken | None = None,
         values_only: bool = False,
+        target_ids: torch.Tensor | None = None,
     ) -> Output:
         """tokens: int64 [T]. targets: int64 [A], places of the drawn tokens in the packed order; never the
         first of a sequence. temperature: the logits are divided by it, in float32. reference: see
-        LogprobHead. values_only: the values have a gradient of 0 to everything but their own head."""
+        LogprobHead. values_only: the values have a gradient of 0 to everything but their own head.
+        target_ids: int64 [A] or [A, K], whose log-probabilities are asked for; None: the drawn tokens'."""
         before = self._states(tokens, packed, targets)
-        logprobs, entropy = self.logprob_head(before, tokens[targets], temperature, reference)
+        ids = tokens[targets] if target_ids is None else target_ids
+        logprobs, entropy = self.logprob_head(before, ids, temperature, reference)
         if self.value_head is None:
             return logprobs, entropy, None
         # Times 0, and not only detached: ZeRO-3 wants every module's backward pass.

@@ -22,7 +22,7 @@ class _TokenLogprobs(torch.autograd.Function):
     divided by the temperature, as vLLM's processed_logprobs.
 
     With p = softmax(logits): ∂ log p_y / ∂ logits = onehot(y) − p, and for the entropy
-    H = −Σ p log p: ∂H / ∂ logits = −p (log p + H).
+    H = −Σ p log p: ∂H / ∂ logits = −p (log p + H). targets: [A, K], so are the log-probabilities.
     """
 
     @staticmethod
@@ -37,12 +37,13 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num = hidden.shape[0]
-        logprobs, entropy, normalizer = (hidden.new_empty(num, dtype=_working(hidden)) for _ in range(3))
+        entropy, normalizer = (hidden.new_empty(num, dtype=_working(hidden)) for _ in range(2))
+        logprobs = hidden.new_empty(targets.shape, dtype=_working(hidden))
         for start in range(0, num, chunk):
             part = slice(start, start + chunk)
             logits = logits_of(hidden[part], weight, bias, temperature, logit_map)
             normalizer[part] = torch.logsumexp(logits, dim=-1)
-            logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normalizer[part]
+            logprobs[part] = logits.gather(-1, targets[part]) - normalizer[part, None]
             mean_logit = (torch.exp(logits - normalizer[part, None]) * logits).sum(-1)
             entropy[part] = normalizer[part] - mean_logit
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
@@ -67,8 +68,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits /= ctx.temperature
             logits -= normalizer[part, None]
             probabilities = torch.exp(logits)
-            grad = probabilities * -grad_logprobs[part, None]
-            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            grad = probabilities * -grad_logprobs[part].sum(-1, keepdim=True)
+            grad.scatter_add_(1, targets[part], grad_logprobs[part])
             if with_entropy:
                 grad -= grad_entropy[part, None] * probabilities * (logits + entropy[part, None])
             grad = ctx.logit_map.pull_back(grad / ctx.temperature, mapped).to(hidden.dtype)
@@ -121,12 +122,14 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target, and entropy of its distribution, both float32 [A], in nats.
 
-    hidden: [A, D], the states from which the targets (int64 [A]) are predicted. weight: [V, D]; bias: [V].
+    hidden: [A, D], the states from which the targets (int64 [A]) are predicted; of K targets per state
+    (int64 [A, K]) the log-probabilities are [A, K], from the same logits. weight: [V, D]; bias: [V].
     logit_map: what the model does to its logits before the softmax.
     Both results carry gradient to hidden, weight and bias.
     """
     chunk = max(1, chunk_elements // weight.shape[0]) if chunk_elements else chunk_size(hidden, weight)
-    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(
-        hidden, weight, bias, targets, temperature, logit_map, chunk
-    )
-    return result
+    several = targets if targets.dim() == 2 else targets[:, None]
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, several, temperature, logit_map, chunk)
+    return logprobs if targets.dim() == 2 else logprobs.squeeze(1), entropy

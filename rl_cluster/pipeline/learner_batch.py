@@ -40,10 +40,8 @@ class LearnerBatch:
             else tokens.attention_mask.cpu()
         )
         has_target = tokens.trained.cpu()
-        if not bool((tokens.targets.cpu() == ids)[has_target].all()):
-            raise BadInputError(
-                "labels: on a cluster each label is the token of input_ids at its place, or -100 to ignore it"
-            )
+        targets = tokens.targets.cpu()
+        own = bool((targets == ids)[has_target].all())
         _require_no_holes(real)
         trained = has_target if loss is None else loss.trained(tokens).cpu()
         places = torch.nonzero(real.flatten())[:, 0].numpy()
@@ -55,6 +53,7 @@ class LearnerBatch:
             action_mask=has_target.flatten().numpy()[places],
             units=rows,
             group_ids=rows,
+            target_ids=None if own else targets.flatten().numpy()[places].astype(np.int32),
             **({} if loss is None else _columns(loss, places)),
         )
         return LearnerBatch(batch, places, trained.flatten().numpy()[places], (ids.shape[0], ids.shape[1]))

@@ -101,7 +101,7 @@ async def test_every_optimizer_setting_may_come_with_the_step(model_path: str, o
             group.update(lr=rate, betas=betas, eps=eps, weight_decay=its_decay)
         reference.step()
         reference.zero_grad()
-        assert (result.learning_rate, result.grad_norm) == (rate, pytest.approx(float(expected), rel=1e-4))
+        assert (result.learning_rate, result.grad_norm) == (rate, pytest.approx(expected.item(), rel=1e-4))
     ours = weights_of(rank)
     for name, parameter in lm.named_parameters():
         if name in ours:
@@ -152,6 +152,49 @@ def test_a_backward_pass_tells_the_log_probabilities_that_its_loss_saw(model_pat
     assert ours.dtype == np.float32
     assert np.array_equal(ours != 0.0, chosen)
     assert np.abs(ours[chosen] - whole.logprobs[chosen]).max() < 1e-6
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_targets_are_given_and_need_not_be_the_tokens(model_path: str, several: bool) -> None:
+    """Against transformers, a row at a time; K ids with weights, one of them absent."""
+    batch, rng = make_batch(), np.random.default_rng(5)
+    shape = (len(batch.tokens), 3) if several else (len(batch.tokens),)
+    ids = rng.integers(3, 20, shape).astype(np.int32)
+    weights = rng.uniform(-1, 2, shape).astype(np.float32) if several else None
+    if weights is not None:
+        weights[::2, 1] = 0.0
+    batch = batch.with_columns(
+        target_ids=ids, target_weights=weights, weights=np.ones(len(batch.tokens), np.float32)
+    )
+    learner = start_local_learner(spec_of(model_path, tokens_per_micro_batch=60))
+    layout = layout_of(batch)
+    forward = await learner.forward(batch, layout)
+    sums, logprobs = await learner.forward_backward(batch, layout, range(13), CrossEntropyStep(0.9))
+    result = await learner.optim_step()
+    lm, expected = AutoModelForCausalLM.from_pretrained(model_path), torch.zeros(())
+    for row in range(batch.num_rows):
+        part = slice(batch.offsets[row], batch.offsets[row + 1])
+        table = (
+            lm(torch.from_numpy(batch.tokens[part].astype(np.int64))[None]).logits[0].div(0.9).log_softmax(-1)
+        )
+        mask = torch.from_numpy(batch.action_mask[part])[1:]
+        wanted = torch.from_numpy(ids[part][1:].astype(np.int64)).view(len(mask), -1)
+        each = table[:-1].gather(1, wanted)[mask]
+        factors = torch.ones_like(each) if weights is None else torch.from_numpy(weights[part])[1:][mask]
+        expected = expected - (factors * each).sum()
+        for ours in (logprobs, forward.logprobs):
+            there = ours[part][1:][mask.numpy()].reshape(len(each), -1)
+            assert np.abs(there - each.detach().numpy()).max() < 1e-5
+    expected.backward()
+    assert logprobs.shape == shape
+    assert not logprobs[~batch.action_mask].any()
+    assert sums["loss_sum"] == pytest.approx(expected.item(), rel=1e-4)
+    norm = float(torch.nn.utils.get_total_norm([p.grad for p in lm.parameters()]))
+    assert result.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert np.array_equal(
+        batch.select([3, 1]).target_ids,
+        ids[np.isin(batch.row_of_token, [3])].tolist() + ids[np.isin(batch.row_of_token, [1])].tolist(),
+    )
 
 
 def test_a_forgotten_or_loaded_over_gradient_leaves_no_trace(model_path: str, tmp_path: Path) -> None:

@@ -50,6 +50,26 @@ def test_chunked_log_probabilities_have_the_gradient_of_log_softmax(chunk_elemen
         assert torch.allclose(a, b, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk_elements", [1, 30, 10_000])
+def test_several_targets_per_state_have_the_gradient_of_log_softmax(chunk_elements: int) -> None:
+    """The same id twice at one state, too."""
+    torch.manual_seed(1)
+    inputs = tuple(torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((7, 5), (11, 5), (11,)))
+    targets = torch.randint(0, 11, (7, 4))
+    targets[3, 1] = targets[3, 0]
+    outer, of_entropy = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+    table = torch.log_softmax((inputs[0] @ inputs[1].T + inputs[2]) / 0.7, dim=-1)
+    expected = (table.gather(1, targets), -(table.exp() * table).sum(-1))
+    ours = token_logprobs(*inputs, targets, 0.7, chunk_elements)
+    losses = [
+        (outer * logprobs).sum() + (of_entropy * entropy).sum() for logprobs, entropy in (ours, expected)
+    ]
+    for one, other in zip(ours, expected, strict=True):
+        assert torch.allclose(one, other)
+    for one, other in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
+        assert torch.allclose(one, other)
+
+
 def test_outputs_are_aligned_on_the_drawn_token(folder: str) -> None:
     policy = load_policy(folder)
     lm = AutoModelForCausalLM.from_pretrained(folder)

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from learners.spec import LearnerSpec
+from learners.start import start_local_learner
 from rl_cluster.algorithms.inputs import LossInputs
 from rl_cluster.algorithms.table import compute_loss
+from rl_cluster.config.run import OptimizerConfig
 from rl_cluster.errors import BadInputError, CheckpointError, DeadlineError, PipelineError
 from rl_cluster.pipeline import AsyncTrainingClient, LearnerBackend
 from rl_cluster.protocols import ForwardOutput, OptimParams, OptimResult
@@ -50,7 +53,8 @@ class TorchLearner:
             ids = torch.from_numpy(batch.tokens[start:end].astype(np.int64))[None]
             table = self.model(ids).logits[0].log_softmax(-1)[:-1]
             zero = table.new_zeros(1)
-            logprobs.append(torch.cat([zero, table.gather(-1, ids[0, 1:, None])[:, 0]]))
+            targets = ids[0] if batch.target_ids is None else torch.from_numpy(batch.target_ids[start:end])
+            logprobs.append(torch.cat([zero, table.gather(-1, targets[1:, None].long())[:, 0]]))
             entropy.append(torch.cat([zero, -(table.exp() * table).sum(-1)]))
         return torch.cat(logprobs), torch.cat(entropy)
 
@@ -176,6 +180,38 @@ def test_a_learner_and_a_model_in_process_give_the_same_losses_logprobs_norms_an
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(there.state_dict(), here.state_dict(), atol=1e-4, rtol=1e-3)
     assert learner.calls == (["forward_backward"] * 2 + ["optim_step"]) * 2, "one pass per call"
+
+
+@pytest.mark.parametrize("of_ranks", [False, True], ids=["a learner of its own", "a learner group"])
+def test_labels_that_are_not_the_tokens_train_and_are_reported_as_in_process(
+    make_qwen, clients, tmp_path, of_ranks
+):
+    here, there = make_qwen(), make_qwen()
+    learner = TorchLearner(there, 0.02)
+    if of_ranks:
+        there.save_pretrained(tmp_path)
+        optimizer = OptimizerConfig(learning_rate=0.02, betas=(0.9, 0.999), weight_decay=0.01)
+        learner = start_local_learner(LearnerSpec(str(tmp_path), engine="torch", optimizer=optimizer))
+    labels = torch.tensor([[9, 7, -100, 3], [-100, 2, 11, 8]])
+    batch = {"input_ids": IDS, "attention_mask": MASK, "labels": labels}
+    seen = []
+    for client, used in (
+        (clients(here), torch.optim.AdamW(here.parameters(), lr=0.02)),
+        (clients(learner), None),
+    ):
+        outputs = [
+            client.forward_backward(batch).result(),
+            client.forward_backward({"input_ids": IDS}).result(),
+        ]
+        step = client.optim_step(used, max_grad_norm=0.5).result()
+        after = client.forward(batch).result()["logprobs"]
+        seen.append(([o.loss for o in outputs], [*(o.logprobs for o in outputs), after], step.grad_norm))
+    assert seen[1][0] == pytest.approx(seen[0][0], rel=1e-4)
+    assert seen[1][2] == pytest.approx(seen[0][2], rel=1e-4)
+    for one, other in zip(seen[0][1], seen[1][1], strict=True):
+        if one is seen[0][1][-1]:
+            one = torch.where(other != 0, one, 0.0)
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
 def test_the_loops_fake_learner_is_driven_by_its_verbs_and_learns(clients):
@@ -339,11 +375,8 @@ def test_what_a_learner_cannot_do_is_refused_at_once(clients):
     client = clients(FakeLearner())
     pipeline = client.pipeline
     values = {"old_logprobs": HALF, "advantages": [1.0, 1.0], "returns": HALF, "values": HALF}
-    other = IDS.clone()
-    other[0, 2] = 9
     cases = [
         (lambda: client.custom({"input_ids": IDS}, lambda m, i, o: o), "a callable cannot run"),
-        (lambda: client.forward_backward({"input_ids": IDS, "labels": other}), "labels: on a cluster"),
         (lambda: client.forward_backward({"input_ids": IDS} | values, "ppo"), "values: on a cluster"),
         (
             lambda: client.forward({"input_ids": IDS, "attention_mask": [[1, 0, 1, 1], [1] * 4]}),
