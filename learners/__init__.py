@@ -1,1 +1,1 @@
-"""Workers that take gradients: the only place that imports deepspeed."""
+"""Workers that take gradients, on Ray or in this process: the only place that imports deepspeed."""

@@ -202,7 +202,8 @@ class WeightPublisher(Protocol):
     """Carries the learner's weights into every engine."""
 
     async def publish(self, version: int) -> PublishReport:
-        """Return only when every engine has proved (by checksum) that it serves `version`."""
+        """Return only when every engine has proved, by digests of what it loaded and serves, that it has
+        `version`; with one model for both, the number alone changes."""
         ...
 
 

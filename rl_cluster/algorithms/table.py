@@ -1,4 +1,8 @@
-"""Two tables: an algorithm's config -> its advantages, a loss step -> its loss. Adding one is a line."""
+"""Two tables, and what is asked of them: an algorithm's config -> its advantages, a loss step -> its loss.
+
+Called by the loop (advantages) and the learner's ranks (losses). Here and not in steps.py or fit_table.py,
+which the driver's plans import, because the functions behind the tables need torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run from its configuration to its exported model: the only caller of everything else."""
+"""A run from its configuration to its exported model, for the command line; the fronts open runs themselves.
+
+What starts workers is assembly/run.py; this is what stands around it: folder, resume, evaluation, export.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -14,6 +14,14 @@ class _Scorer(Config):
     """Shown in the metrics as rewards/NAME; default: the kind, or the function's name."""
     weight: float = 1.0
     timeout_seconds: PositiveFloat = 60.0
+
+    built_in: ClassVar[str | None] = None
+    """`package.module:function` behind a built-in kind; the kind's own fields are its options."""
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """Of a prompt's metadata, without which there is nothing to score against."""
+        return ()
 
 
 COMMON_FIELDS = frozenset(_Scorer.model_fields)
@@ -44,6 +52,11 @@ class ExactMatchScorer(_Scorer):
     answer_key: str = "answer"
     extract: Literal["all", "last_number"] = "all"
     """last_number: compare with the last number in the response."""
+    built_in: ClassVar[str | None] = "rl_cluster.rewards.functions:exact_match"
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return (self.answer_key,)
 
 
 class MathScorer(_Scorer):
@@ -56,6 +69,11 @@ class MathScorer(_Scorer):
     answer_key: str = "answer"
     unreadable: Literal["refuse", "exact_text"] = "refuse"
     """Right answers that are no mathematics ("Paris"): refuse such data before the start, or compare text."""
+    built_in: ClassVar[str | None] = "rl_cluster.rewards.functions:math_match"
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return (self.answer_key,)
 
 
 class RewardModelScorer(_Scorer):
@@ -86,6 +104,11 @@ class ReasoningGymScorer(_Scorer):
     """The family's own score_answer."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
+    built_in: ClassVar[str | None] = "rl_cluster.rewards.functions:reasoning_gym_score"
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return ("family", "options", "entry")
 
 
 ScorerConfig = Annotated[

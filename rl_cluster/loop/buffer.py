@@ -1,5 +1,8 @@
-"""The experience buffer: finished groups in, batches out. The only place where synchronous and
-asynchronous training differ: it admits (version + 1 + max_policy_lag) × groups_per_step groups in all."""
+"""The experience buffer: finished groups in (from the producer), batches out (to the loop).
+
+It decides how far generation may run ahead: it admits (version + 1 + max_policy_lag) × groups_per_step groups
+in all, and with a lag of 0 that is synchronous training. What was done with each group is the ledger's.
+"""
 
 from __future__ import annotations
 

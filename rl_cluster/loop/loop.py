@@ -1,4 +1,13 @@
-"""The training loop, one for every algorithm and any policy lag: workers behind protocols in, metrics out."""
+"""The training loop, one for every algorithm and any policy lag: workers behind protocols in, metrics out.
+
+Who waits for whom:
+
+    producer ──waits for a free slot──▶ buffer ◀──waits for groups_per_step ready groups── loop
+       │  rollout worker ▶ scorers, reference                                              │ update
+       └──── ready group ───────────────▶ buffer ◀──version + 1 opens the next slots── publish ▶ engines
+                                                                                           │
+                             evaluation, trajectories, checkpoint, while the next groups are drawn
+"""
 
 from __future__ import annotations
 

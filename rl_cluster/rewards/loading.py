@@ -15,15 +15,12 @@ from typing import Any
 
 from rl_cluster.config.reward import (
     COMMON_FIELDS,
-    ExactMatchScorer,
     FunctionScorer,
-    MathScorer,
     ReasoningGymScorer,
     ScorerConfig,
     scorer_name,
 )
 from rl_cluster.errors import BadInputError
-from rl_cluster.rewards.functions import exact_match, math_match, reasoning_gym_score
 from rl_cluster.rewards.references import check_references
 from rl_cluster.rewards.safe_text import error_text
 from rl_cluster.trajectory import Prompt
@@ -103,18 +100,13 @@ def _import_error(spec: str, field: str, error: BaseException) -> BadInputError:
     )
 
 
-FUNCTIONS: dict[type, ScoreFunction] = {
-    ExactMatchScorer: exact_match,
-    MathScorer: math_match,
-    ReasoningGymScorer: reasoning_gym_score,
-}
-
-
 def make_function(config: ScorerConfig, folder: Path | None = None) -> ScoreFunction:
     """The Python function of a scorer, its options bound; not for reward models. folder: as load_function."""
     if isinstance(config, FunctionScorer):
         return partial(load_function(config.function, folder), **config.options)
-    return partial(FUNCTIONS[type(config)], **own_fields(config))
+    assert config.built_in is not None, f"{config.kind} has no function of its own"
+    module, _, name = config.built_in.partition(":")
+    return partial(vars(importlib.import_module(module))[name], **own_fields(config))
 
 
 def own_fields(config: ScorerConfig) -> dict[str, Any]:
@@ -140,21 +132,14 @@ def check_metadata(configs: Sequence[ScorerConfig], prompts: Sequence[Prompt]) -
     for config in configs:
         if isinstance(config, FunctionScorer):
             load_function(config.function)
-        needed = _needed_columns(config)
         for prompt in prompts:
-            missing = [key for key in needed if prompt.metadata.get(key) is None]
+            missing = [key for key in config.needed_columns if prompt.metadata.get(key) is None]
             if missing:
                 raise BadInputError(
                     f"rewards.scorers ({config.kind}): {prompt.prompt_id} has no {missing[0]!r} to score "
                     f"against. It has: {', '.join(prompt.metadata) or 'no other columns'}. {_remedy(config)}"
                 )
     check_references(configs, prompts)
-
-
-def _needed_columns(config: ScorerConfig) -> tuple[str, ...]:
-    if isinstance(config, ExactMatchScorer | MathScorer):
-        return (config.answer_key,)
-    return ("family", "options", "entry") if isinstance(config, ReasoningGymScorer) else ()
 
 
 def _remedy(config: ScorerConfig) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pytest
@@ -22,7 +24,6 @@ from rl_cluster.config.reward import (
     RewardModelScorer,
     ScorerConfig,
 )
-from rl_cluster.rewards import loading
 from rl_cluster.rewards.answers import read_answer
 from rl_cluster.rewards.calling import score_groups
 from rl_cluster.rewards.loading import make_function, own_fields
@@ -96,6 +97,7 @@ class StartsWithScorer(ExactMatchScorer):
     kind: Literal["starts_with"] = "starts_with"  # type: ignore[assignment]
     letters: int = 1
     reward: float = 1.0
+    built_in: ClassVar[str | None] = f"{__name__}:starts_with"
 
 
 def starts_with(
@@ -108,7 +110,7 @@ def starts_with(
 
 
 def test_all_fields_of_a_new_kind_reach_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loading.FUNCTIONS, StartsWithScorer, starts_with)
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(starts_with=starts_with))
     config = StartsWithScorer(letters=2, reward=0.5, weight=3.0, name="mine")
     assert own_fields(config) == {"answer_key": "answer", "extract": "all", "letters": 2, "reward": 0.5}
     assert make_function(config)(["?", "?"], ["42!", "4!"], METADATA * 2) == [0.5, 0.0]
