@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -9,9 +11,11 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"
 """Kinds of layers, by the names of transformers' configs, that keep packed sequences apart."""
 
 
-def mixes_tokens(lm: PreTrainedModel, decoder: nn.Module) -> str:
+def mixes_tokens(lm: Any, decoder: nn.Module) -> str:
     """Which of its parts certainly mix tokens besides attention; nothing if none is known to."""
-    kinds = getattr(lm.config.get_text_config(decoder=True), "layer_types", None) or ()
+    config = lm.config
+    text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    kinds = getattr(text_config, "layer_types", None) or ()
     others = sorted({str(kind) for kind in kinds} - ATTENTION_LAYERS)
     if others:
         return f"it has layers of {', '.join(others)}"

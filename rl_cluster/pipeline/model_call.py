@@ -7,7 +7,7 @@ names. Legend: B rows, L positions, V vocabulary, A chosen tokens.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch import nn
 
 from rl_cluster.config.planning.rope import named_in, rope_switch
 from rl_cluster.errors import BadInputError, PipelineError
+from rl_cluster.modeling.own_attention import mixes_tokens
 from rl_cluster.pipeline.inputs import TokenInputs
+from rl_cluster.pipeline.trying import TRIED, continues, keeps_padding_out
 
 
 class CausalModel:
@@ -34,6 +36,8 @@ class CausalModel:
         self.vocab_size = _vocab_size(module)
         self.max_positions = _positive_int(getattr(config, "max_position_embeddings", None))
         self.rope_switch = None if config is None else rope_switch(named_in(config))
+        self._continues: bool | None = None
+        self._keeps_padding_out: bool | None = None
         self.eos_token_ids = _eos_token_ids(module)
 
     def _takes(self, name: str) -> bool:
@@ -66,13 +70,48 @@ class CausalModel:
                 "longrope or dynamic), and in one call for all. Give long and short rows in separate calls"
             )
 
-    def caches_for(self, prompt: int, new: int) -> bool:
-        """Whether keys kept from the first tokens serve the last ones, too."""
-        crosses = self.rope_switch is not None and prompt <= self.rope_switch < prompt + new
-        return self.caches and not crosses
+    def caches_for(self, prompt: Sequence[int], new: int, device: torch.device) -> bool:
+        """Whether what is kept from the first tokens serves the last ones, too; of models that keep more than
+        keys and values tried, once."""
+        if not self.caches:
+            return False
+        if self._continues is None:
+            length = min(TRIED, self.max_positions or TRIED)
+            ids = torch.tensor((list(prompt) * length)[:length], device=device)
+            self._continues = (
+                length < 2
+                or not (self._is_transformers and mixes_tokens(self.module, self.module))
+                or continues(self.step, lambda row: logits_of(self._plainly(row, None))[0], ids)
+            )
+        crosses = self.rope_switch is not None and len(prompt) <= self.rope_switch < len(prompt) + new
+        return self._continues and not crosses
+
+    def _refuse_read_padding(self, tokens: TokenInputs) -> None:
+        mask = tokens.attention_mask
+        if mask is None or not tokens.left_padded:
+            return
+        if self._keeps_padding_out is None and bool((~mask[:, 0]).any()):
+            with evaluating(self.module):
+                self._keeps_padding_out = keeps_padding_out(
+                    lambda ids, real: logits_of(self._plainly(ids, real))[0], tokens.input_ids, mask
+                )
+        if self._keeps_padding_out is False:
+            raise BadInputError(
+                f"attention_mask: padding before tokens, which {type(self.module).__name__} reads as text in "
+                "spite of its mask; pad on the right"
+            )
+
+    def _plainly(self, ids: torch.Tensor, mask: torch.Tensor | None) -> Any:
+        rows = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        left = bool((~rows[:, :-1] & rows[:, 1:]).any())
+        return self._call(TokenInputs(ids, mask, ids, rows, None, left))
 
     def run(self, tokens: TokenInputs, with_values: bool = False) -> Any:
         """The module's own output. with_values: ask a model with a value head for its values."""
+        self._refuse_read_padding(tokens)
+        return self._call(tokens, with_values)
+
+    def _call(self, tokens: TokenInputs, with_values: bool = False) -> Any:
         arguments: dict[str, Any] = {"input_ids": tokens.input_ids}
         if tokens.attention_mask is not None and self._takes("attention_mask"):
             arguments["attention_mask"] = tokens.attention_mask.long()

@@ -23,7 +23,7 @@ def generate(
     logprobs: list[float] = []
     cache: Any = None
     feed = torch.tensor([request.prompt], device=device)
-    caches = model.caches_for(len(request.prompt), request.max_tokens)
+    caches = model.caches_for(request.prompt, request.max_tokens, device)
     while len(tokens) < request.max_tokens:
         if caches:
             logits, cache = model.step(feed, cache)
