@@ -57,7 +57,7 @@ class ReferenceModel:
         import torch
 
         from rl_cluster.modeling.layout import PackedLayout
-        from rl_cluster.modeling.sharing import shared_prompts
+        from rl_cluster.modeling.sharing import shared_prefixes
 
         lengths = [len(t.tokens) for t in trajectories]
         parts = []
@@ -72,7 +72,7 @@ class ReferenceModel:
                 with torch.no_grad():
                     found, _, _ = self._policy(
                         torch.from_numpy(tokens).to(self._spec.device),
-                        PackedLayout.of(sizes, self._spec.device, shared_prompts(tokens, sizes, mask)),
+                        PackedLayout.of(sizes, self._spec.device, shared_prefixes(tokens, sizes)),
                         torch.from_numpy(targets).to(self._spec.device),
                         self._spec.temperature,
                     )

@@ -14,7 +14,7 @@ import torch
 from rl_cluster.algorithms.inputs import LossInputs
 from rl_cluster.batch import TokenBatch
 from rl_cluster.modeling.layout import PackedLayout
-from rl_cluster.modeling.sharing import shared_prompts
+from rl_cluster.modeling.sharing import shared_prefixes
 
 LOSS_COLUMNS = {
     "policy_versions": "policy_versions",
@@ -71,7 +71,7 @@ class MicroBatch:
         row_of_token = np.repeat(np.arange(len(rows)), lengths)
         return MicroBatch(
             tokens=_tensor(tokens.astype(np.int64), device),
-            packed=PackedLayout.of(lengths, device, shared_prompts(tokens, lengths, mask)),
+            packed=PackedLayout.of(lengths, device, shared_prefixes(tokens, lengths)),
             targets=_tensor(targets, device),
             row=_tensor(row_of_token[targets], device),
             num_rows=len(rows),

@@ -19,7 +19,7 @@ from rl_cluster.modeling.generate import Drawing, Generation, Request
 from rl_cluster.modeling.load import load_policy
 from rl_cluster.modeling.packed import PackedLayout, decoder_of, is_packed
 from rl_cluster.modeling.policy import PolicyModel
-from rl_cluster.modeling.sharing import shared_prompts
+from rl_cluster.modeling.sharing import shared_prefixes
 
 VOCABULARY = 64
 COMMON = {
@@ -204,9 +204,7 @@ class Rows:
 
     @property
     def layout(self) -> PackedLayout:
-        return PackedLayout.of(
-            self.lengths, shared_prefixes=shared_prompts(self.tokens, self.lengths, self.mask)
-        )
+        return PackedLayout.of(self.lengths, shared_prefixes=shared_prefixes(self.tokens, self.lengths))
 
 
 def plain_logprobs(lm: PreTrainedModel, rows: Rows) -> torch.Tensor:
