@@ -1,4 +1,5 @@
-# `make demo` sets everything up and trains the quickstart; `make test` runs the suite; `make check` the linters.
+# `make demo` sets everything up and trains the quickstart; `make test` runs the suite, `make test-fast` what needs
+# no Ray in less than a minute, `make test-long` what takes long; `make check` the linters.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,9 +8,11 @@ STAMP := $(VENV)/.rl-cluster-ready
 DEVICE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 CPU_TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements/cpu.txt)
 CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
+FAST_TESTS := $(addprefix tests/,algorithms config data files judge loop losses metrics pipeline rewards run_folder \
+    weights test_batch.py test_layers.py test_public_names.py)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test check mutants clean
+.PHONY: setup demo test test-fast test-long check mutants clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -42,7 +45,13 @@ demo: setup
 	$(BIN)/python launch.py train configs/quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long"
+
+test-fast: setup
+	$(BIN)/python -m pytest -q -m "not stack and not gpu and not slow and not long" $(FAST_TESTS)
+
+test-long: setup
+	$(BIN)/python -m pytest -m long
 
 check: setup
 	$(BIN)/ruff check .

@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 from rl_cluster.trajectory import Prompt, Trajectory, TrajectoryGroup
+from tests.durations import LONG, SLOW
 
 MakeGroup = Callable[..., TrajectoryGroup]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The markers slow and long, from tests/durations.py."""
+    for item in items:
+        name = item.nodeid.partition("[")[0].removeprefix("tests/")
+        for marker, listed in (("slow", SLOW), ("long", LONG)):
+            if name in listed or name.partition("::")[0] in listed:
+                item.add_marker(marker)
 
 
 @pytest.fixture(scope="session")

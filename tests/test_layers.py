@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.durations import LONG, SLOW
+
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
     path
@@ -19,6 +21,13 @@ HOMES = {
     "deepspeed": ("learners",),
     "ray": ("actors", "learners", "rl_cluster/assembly", "rl_cluster/cli", "rl_cluster/ray_answers.py"),
 }
+
+
+@pytest.mark.parametrize("place", SLOW + LONG)
+def test_the_tests_that_are_listed_by_duration_are_there(place):
+    file, _, name = place.partition("::")
+    text = (ROOT / "tests" / file).read_text()
+    assert not name or f"def {name}(" in text
 
 
 def test_the_import_contracts_hold():
