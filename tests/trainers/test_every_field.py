@@ -11,11 +11,20 @@ import pytest
 from transformers import TrainingArguments
 
 import rl_cluster
+from rl_cluster.cli import llm_fit, llm_run
+from rl_cluster.cli.fields_page import fields_page
+from rl_cluster.cli.llm_flags import ACTS_FOR
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers import without_effect
+from rl_cluster.trainers.arguments import ARGUMENTS
+from rl_cluster.trainers.fields import Elsewhere, Table, paths_of
+from rl_cluster.trainers.fixed_data.settings import FIT as FIT_FIELDS
+from rl_cluster.trainers.grpo.run_config import GRPO as GRPO_FIELDS
 from rl_cluster.trainers.ppo.arguments import read_arguments
 from rl_cluster.trainers.ppo.run import Opening, PPORun
+from rl_cluster.trainers.ppo.run_config import PPO as PPO_FIELDS
 from rl_cluster.trainers.ppo.run_config import ppo_run_config
+from rl_cluster.trainers.rloo.run_config import RLOO as RLOO_FIELDS
 from tests.trainers.every_field import (
     BESIDE,
     FIT,
@@ -44,6 +53,19 @@ def test_every_field_of_the_online_configurations_has_a_value() -> None:
         assert names - MODELS == set(own), kind
 
 
+TABLES: dict[str, Table] = {"RLOO": {**ARGUMENTS, **RLOO_FIELDS}, "GRPO": {**ARGUMENTS, **GRPO_FIELDS}}
+
+
+def differs(before: Any, after: Any, path: str) -> bool:
+    """Whether two dumped runs differ in a setting."""
+    values = []
+    for (run, *_), _ in (before, after):
+        for part in path.split("."):
+            run = None if run is None else run[part]
+        values.append(run)
+    return values[0] != values[1]
+
+
 ONLINE = [(kind, name) for kind, own in OWN.items() for name in (*TRAINING_ARGUMENTS, *own)]
 
 
@@ -64,6 +86,10 @@ def test_a_field_of_the_online_configurations_acts(
     except refusals:
         return
     assert after != before or always, f"{name} does nothing and stands in no list"
+    claimed = paths_of(TABLES[kind].get(name, Elsewhere("")))
+    changed = [path for path in claimed if differs(before, after, path)]
+    # RLOO counts max_steps in batches: of the two settings that it may become, it is the other.
+    assert changed or always or name == "max_steps" or not claimed, f"{name} changes none of {claimed}"
     if name in without_effect.TRAINING_ARGUMENTS:
         assert after == before, f"{name} is listed as without effect, and has one"
 
@@ -110,6 +136,17 @@ def test_models_by_name_act_where_the_trainer_is_given_none(tmp_path: Path) -> N
 
     assert made(sft_model_path=str(tmp_path / "b")) != made()
     assert made(reward_model_path=str(tmp_path / "score-b")) != made()
+
+
+def test_every_field_stands_in_the_table_of_its_front() -> None:
+    fits = [getattr(rl_cluster, f"{kind}Config") for kind in FIT_OWN]
+    shared = set.intersection(*map(field_names, fits))
+    assert set(FIT_FIELDS) == shared and field_names(rl_cluster.PPOConfig) == set(PPO_FIELDS)
+    assert set(llm_run.RUN) | set(llm_fit.FIT) <= set(ACTS_FOR)
+
+
+def test_the_page_of_fields_is_printed_from_the_tables() -> None:
+    assert (Path(__file__).parents[2] / "docs" / "fields.md").read_text() == fields_page()
 
 
 def test_every_field_of_the_fits_has_a_value() -> None:
@@ -180,11 +217,7 @@ def made_of_ppo(given: dict[str, Any]) -> Any:
     return ppo_run_config(config, place).model_dump(), os.environ.get("RAY_ADDRESS")
 
 
-def test_every_field_of_ppo_has_a_value() -> None:
-    assert field_names(rl_cluster.PPOConfig) == (set(OTHER_VALUES) | set(PPO_ELSEWHERE)) - {"clip_param"}
-
-
-@pytest.mark.parametrize("name", [*OTHER_VALUES, *PPO_ELSEWHERE])
+@pytest.mark.parametrize("name", [*PPO_FIELDS, "clip_param"])
 def test_a_field_of_ppo_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     save_models(tmp_path)
     monkeypatch.chdir(tmp_path)
