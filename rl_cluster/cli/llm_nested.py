@@ -27,7 +27,6 @@ class Place:
 def nested(table: Table, flags: Flags, place: Place, *further: Mapping[str, Any]) -> dict[str, Any]:
     """The data of a configuration: by the table, then by `further` settings; None is left out."""
     settings = settings_by(table, flags, place)
-    settings["log.tensorboard"] = None if flags.log is None else flags.log == "tensorboard"
     for more in further:
         settings |= more
     return with_settings({}, {path: value for path, value in settings.items() if value is not None})
@@ -93,6 +92,9 @@ COMMON: Table = {
     "device": "cluster.device",
     "num_ranks": "learner.num_ranks",
     "progress": "log.progress",
-    "log": ("log.wandb_project", lambda flags, place: place.run_dir.name if flags.log == "wandb" else None),
+    "log": {
+        "log.wandb_project": lambda flags, place: place.run_dir.name if flags.log == "wandb" else None,
+        "log.tensorboard": lambda flags, _: None if flags.log is None else flags.log == "tensorboard",
+    },
 }
 """Flag -> the setting that it is, in runs and in fits alike."""

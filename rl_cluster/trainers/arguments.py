@@ -93,7 +93,10 @@ ARGUMENTS: Table = {
     "output_dir": "run.dir",
     "per_device_train_batch_size": Elsewhere("the sizes of batches, by each front's arithmetic"),
     "num_train_epochs": ("run.steps", lambda _, counts: counts.steps),
-    "max_steps": ("run.max_updates", lambda args, counts: counts.max_updates),
+    "max_steps": {
+        "run.steps": lambda _, counts: counts.steps,
+        "run.max_updates": lambda _, counts: counts.max_updates,
+    },
     "learning_rate": "optimizer.learning_rate",
     "lr_scheduler_type": ("optimizer.schedule", lambda args, _: SCHEDULES[args.lr_scheduler_type.value]),
     "warmup_steps": ("optimizer.warmup_steps", lambda args, counts: warmup(args, counts.updates)),

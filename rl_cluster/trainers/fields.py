@@ -25,9 +25,10 @@ class Elsewhere:
         return self.what
 
 
-Rule: TypeAlias = str | tuple[str, Callable[[Any, Any], Any]] | Elsewhere
+Make: TypeAlias = Callable[[Any, Any], Any]
+Rule: TypeAlias = str | tuple[str, Make] | Mapping[str, Make] | Elsewhere
 """The dotted setting (or several, with blanks between) that takes the field's value, or that takes what a
-function makes of (the front's configuration, further facts)."""
+function makes of (the front's configuration, further facts); or a function for each of several."""
 Table: TypeAlias = Mapping[str, Rule]
 
 
@@ -35,16 +36,21 @@ def paths_of(rule: Rule) -> list[str]:
     """The settings that a rule fills; [] for Elsewhere."""
     if isinstance(rule, Elsewhere):
         return []
+    if isinstance(rule, Mapping):
+        return list(rule)
     return (rule if isinstance(rule, str) else rule[0]).split()
 
 
 def settings_by(table: Table, config: Any, facts: Any = None) -> dict[str, Any]:
     """Dotted setting -> value."""
-    return {
-        path: getattr(config, name) if isinstance(rule, str) else rule[1](config, facts)  # type: ignore[index]
-        for name, rule in table.items()
-        for path in paths_of(rule)
-    }
+    settings: dict[str, Any] = {}
+    for name, rule in table.items():
+        if isinstance(rule, Mapping):
+            settings |= {path: make(config, facts) for path, make in rule.items()}
+        elif not isinstance(rule, Elsewhere):
+            value = getattr(config, name) if isinstance(rule, str) else rule[1](config, facts)
+            settings |= dict.fromkeys(paths_of(rule), value)
+    return settings
 
 
 def rows_of(table: Table) -> Iterator[tuple[str, str]]:

@@ -18,8 +18,6 @@ from rl_cluster.assembly.run import OpenRun, open_run
 from rl_cluster.assembly.starts import record_start
 from rl_cluster.assembly.train import quieten_libraries, worker_session
 from rl_cluster.config.checks.run import check_config
-from rl_cluster.config.planning.backend import BackendChoice as BackendChoice
-from rl_cluster.config.planning.backend import choose_backend as choose_backend
 from rl_cluster.config.planning.machine import find_machine
 from rl_cluster.config.planning.plan import make_plan
 from rl_cluster.config.reading.changes import changes, check_last_step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from rl_cluster.trainers.fields import check_switch
 from rl_cluster.trainers.fixed_data.pair_rows import from_lists, pair_rows
 from rl_cluster.trainers.fixed_data.preference_dataset import PreferenceDataset
 from rl_cluster.trainers.fixed_data.settings import FitSettings
-from rl_cluster.trainers.fixed_data.trainer import FitTrainer, Rows
+from rl_cluster.trainers.fixed_data.trainer import ReferenceTrainer, Rows
 
 __all__ = ["DPOConfig", "DPOTrainer", "PreferenceDataset"]
 
@@ -30,7 +29,7 @@ class DPOConfig(FitSettings):
     loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
 
 
-class DPOTrainer(FitTrainer):
+class DPOTrainer(ReferenceTrainer):
     """DPOTrainer(config, tokenizer=…) loads config.model_name; DPOTrainer(config, model, tokenizer) does not.
 
     ref_model: what the policy is tied to, a model object or a folder; default: the policy as it starts. Data
@@ -39,7 +38,6 @@ class DPOTrainer(FitTrainer):
     eval_margin.
     """
 
-    has_reference = True
     config: DPOConfig
     config_class = DPOConfig
     columns = {
@@ -49,16 +47,6 @@ class DPOTrainer(FitTrainer):
         "chosen_rewards": "train/chosen_rewards",
         "rejected_rewards": "train/rejected_rewards",
     }
-
-    def __init__(
-        self,
-        config: DPOConfig,
-        model: Any = None,
-        tokenizer: Any = None,
-        ref_model: Any = None,
-        callbacks: Sequence[Any] = (),
-    ) -> None:
-        super().__init__(config, model, tokenizer, callbacks, ref_model=ref_model)
 
     def train_on_preferences(self, prompts: Any, chosen: Any = None, rejected: Any = None) -> Any:
         """(prompts, chosen, rejected), lists of texts, or (data) as for train. Returns the trained model."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from rl_cluster.config.fit import KTO
 from rl_cluster.errors import BadInputError
 from rl_cluster.trainers.fixed_data.pair_rows import table_rows
 from rl_cluster.trainers.fixed_data.settings import FitSettings
-from rl_cluster.trainers.fixed_data.trainer import FitTrainer, Rows
+from rl_cluster.trainers.fixed_data.trainer import ReferenceTrainer, Rows
 
 NEEDED = ("prompt", "completion", "label")
 
@@ -26,12 +25,11 @@ class KTOConfig(FitSettings):
     undesirable_weight: float = 1.0
 
 
-class KTOTrainer(FitTrainer):
+class KTOTrainer(ReferenceTrainer):
     """As DPOTrainer, on rows of prompt, completion and label (True: a good completion). train() returns lists
     loss, kl, accuracy, chosen_rewards, rejected_rewards, reward_margin, None in a step without a row of that
     kind; evaluate() eval_loss, eval_accuracy, eval_margin."""
 
-    has_reference = True
     config: KTOConfig
     config_class = KTOConfig
     columns = {
@@ -42,16 +40,6 @@ class KTOTrainer(FitTrainer):
         "rejected_rewards": "train/rejected_rewards",
         "reward_margin": "train/margin",
     }
-
-    def __init__(
-        self,
-        config: KTOConfig,
-        model: Any = None,
-        tokenizer: Any = None,
-        ref_model: Any = None,
-        callbacks: Sequence[Any] = (),
-    ) -> None:
-        super().__init__(config, model, tokenizer, callbacks, ref_model=ref_model)
 
     def _check(self) -> None:
         check_number("KTOConfig.beta", self.config.beta, above=0.0)

@@ -203,6 +203,22 @@ class FitTrainer:
         return history
 
 
+class ReferenceTrainer(FitTrainer):
+    """Of an objective that compares with a reference, which is given after the tokenizer."""
+
+    has_reference = True
+
+    def __init__(
+        self,
+        config: Any,
+        model: Any = None,
+        tokenizer: Any = None,
+        ref_model: Any = None,
+        callbacks: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(config, model, tokenizer, callbacks, ref_model=ref_model)
+
+
 ANY_MODEL = "a model of transformers"
 
 

@@ -224,17 +224,9 @@ def _warmup(config: GRPOConfig, facts: _Facts) -> int:
 
 def _stops(config: GRPOConfig) -> dict[str, Any]:
     given = _mapping("generation_kwargs", config.generation_kwargs, {"stop", "stop_token_ids"})
-    stop = given.get("stop", ())
-    return {
-        "stop": [stop] if isinstance(stop, str) else list(stop),
-        "stop_token_ids": list(given.get("stop_token_ids", ())),
-    }
+    stop, ids = given.get("stop", ()), given.get("stop_token_ids", ())
+    return {"stop": [stop] if isinstance(stop, str) else list(stop), "stop_token_ids": list(ids)}
 
-
-_PROMPTS = (
-    "batch.prompts_per_step",
-    lambda config, facts: facts.generation.size // config.num_generations,
-)
 
 GRPO: Table = {
     **ONLINE,
@@ -245,17 +237,29 @@ GRPO: Table = {
     ),
     "max_prompt_length": Elsewhere("longer prompts are refused (TRL cut them)"),
     "max_completion_length": "rollout.max_new_tokens",
-    "generation_batch_size": _PROMPTS,
+    "generation_batch_size": (
+        "batch.prompts_per_step",
+        lambda config, facts: facts.generation.size // config.num_generations,
+    ),
     "steps_per_generation": ("algorithm.num_mini_batches", lambda _, facts: facts.generation.mini_batches),
     "num_iterations": "algorithm.num_epochs",
     "shuffle_dataset": "data.shuffle",
-    "model_init_kwargs": ("model.dtype", lambda config, _: _dtype(config)),
+    "model_init_kwargs": {
+        "model.dtype": lambda config, _: _dtype(config),
+        "model.trust_remote_code": lambda config, _: bool(_init_kwargs(config).get("trust_remote_code")),
+    },
     "temperature": "rollout.temperature eval.temperature",
-    "generation_kwargs": ("rollout.stop", lambda config, _: _stops(config)["stop"]),
+    "generation_kwargs": {
+        "rollout.stop": lambda config, _: _stops(config)["stop"],
+        "rollout.stop_token_ids": lambda config, _: _stops(config)["stop_token_ids"],
+    },
     "beta": "algorithm.kl.coef",
     "epsilon": ("algorithm.loss.clip_low", lambda config, _: _clip(config)[0]),
     "epsilon_high": ("algorithm.loss.clip_high", lambda config, _: _clip(config)[1]),
-    "loss_type": ("algorithm.loss.kind", lambda config, _: LOSS_TYPES[config.loss_type][0]),
+    "loss_type": {
+        "algorithm.loss.kind": lambda config, _: LOSS_TYPES[config.loss_type][0],
+        "algorithm.loss.aggregation": lambda config, _: LOSS_TYPES[config.loss_type][1],
+    },
     "sapo_temperature_neg": "algorithm.loss.temperature_negative",
     "sapo_temperature_pos": "algorithm.loss.temperature_positive",
     "importance_sampling_level": (
@@ -280,17 +284,14 @@ def grpo_run_config(config: GRPOConfig, data: Data, generation: Generation, coun
     longest = data.max_prompt_tokens + config.max_completion_length
     fixed = {
         "run.name": config.run_name or "grpo",
-        "model.trust_remote_code": bool(_init_kwargs(config).get("trust_remote_code", False)),
         "model.lora": None if data.lora is None else dict(data.lora),
         "learner.num_ranks": generation.ranks,
         "eval.num_prompts": max(1, data.num_eval),
         "data.max_prompt_tokens": data.max_prompt_tokens,
         "batch.tokens_per_micro_batch": config.per_device_train_batch_size * longest,
-        "rollout.stop_token_ids": _stops(config)["stop_token_ids"],
         "rewards.scorers": list(data.scorers),
         "algorithm.name": "grpo",
         "algorithm.kl.place": "loss",
         "algorithm.kl.estimator": "k3",
-        "algorithm.loss.aggregation": LOSS_TYPES[config.loss_type][1],
     }
     return online_config(GRPO, config, _Facts(data, generation, counts), counts, fixed)
