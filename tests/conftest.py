@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,13 @@ def make_group(char_tokenizer: Any) -> MakeGroup:
         return TrajectoryGroup(group_id, row, tuple(trajectories))
 
     return make
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small stand-ins for the models that the documents name."""
+    from tests.seed_documents.stage import save_models
+
+    folder = tmp_path_factory.mktemp("tiny-models")
+    save_models(folder)
+    return folder

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.seed_documents.stage import save_data, save_models, training
+from tests.seed_documents.stage import save_data, training
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -51,13 +51,6 @@ def blocks_of(page: str) -> list[str]:
 
 PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 HERE = [page for page in PAGES if page not in ELSEWHERE and blocks_of(page)]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny-models")
-    save_models(folder)
-    return folder
 
 
 @pytest.fixture

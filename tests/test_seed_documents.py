@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.seed_documents.stage import SETUP, save_data, save_models
+from tests.seed_documents.stage import SETUP, save_data
 from tests.seed_documents.substitutions import FLAGS_ONLY, MODELS, NOT_RUN, substitute
 
 ROOT = Path(__file__).parents[1]
@@ -29,13 +29,6 @@ def blocks_of(document: str) -> list[tuple[str, str]]:
     """(language, code) of each block; a long document goes on in a second file."""
     parts = sorted(DOCUMENTS.glob(f"{document}*.md"))
     return BLOCK.findall("".join(part.read_text(encoding="utf-8") for part in parts))
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny-models")
-    save_models(folder)
-    return folder
 
 
 @pytest.fixture

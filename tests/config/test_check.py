@@ -8,16 +8,11 @@ from rl_cluster.config.checks.run import check_config, find_problems
 from rl_cluster.config.planning.machine import GIB, Machine
 from rl_cluster.config.reading.load import apply_override, parse_config
 from rl_cluster.errors import BadInputError
+from tests.common.settings import BASE
 
 LAPTOP = Machine(cores=2, memory=24 * GIB, gpus=0, gpu_memory=0)
 ONE_GPU = Machine(cores=16, memory=128 * GIB, gpus=1, gpu_memory=80 * GIB)
 EIGHT_GPUS = Machine(cores=96, memory=1024 * GIB, gpus=8, gpu_memory=80 * GIB)
-
-BASE = {
-    "model": {"scratch": {}},
-    "data": {"train": {"source": "addition"}},
-    "rewards": {"scorers": [{"kind": "exact_match"}]},
-}
 
 
 def build(*overrides):

@@ -13,12 +13,8 @@ from rl_cluster.config.reading.schema import paths
 from rl_cluster.config.reading.yaml_text import parse_yaml
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
+from tests.common.settings import BASE
 
-BASE = {
-    "model": {"scratch": {}},
-    "data": {"train": {"source": "addition"}},
-    "rewards": {"scorers": [{"kind": "exact_match"}]},
-}
 MACHINES = (
     Machine(cores=2, memory=24 * GIB, gpus=0, gpu_memory=0),
     Machine(cores=16, memory=64 * GIB, gpus=8, gpu_memory=80 * GIB, num_nodes=2),

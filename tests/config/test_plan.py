@@ -15,15 +15,11 @@ from rl_cluster.config.planning.plan import make_plan
 from rl_cluster.config.planning.published_shapes import PUBLISHED
 from rl_cluster.config.reading.load import apply_override, load_config, parse_config
 from rl_cluster.config.run import ClusterConfig, ModelConfig, ScratchModel
+from tests.common.settings import BASE
 
 LAPTOP = Machine(cores=2, memory=24 * GIB, gpus=0, gpu_memory=0)
 SERVER = Machine(cores=32, memory=256 * GIB, gpus=0, gpu_memory=0)
 EIGHT_GPUS = Machine(cores=96, memory=1024 * GIB, gpus=8, gpu_memory=80 * GIB)
-BASE = {
-    "model": {"scratch": {}},
-    "data": {"train": {"source": "addition"}},
-    "rewards": {"scorers": [{"kind": "exact_match"}]},
-}
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = ModelShape(
     num_parameters=1000,

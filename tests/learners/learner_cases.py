@@ -9,11 +9,11 @@ import numpy as np
 from rl_cluster.algorithms.steps import PolicyStep
 from rl_cluster.batch import TokenBatch
 from rl_cluster.config.algorithm import PolicyLossConfig
-from rl_cluster.config.run import OptimizerConfig, ScratchModel
+from rl_cluster.config.run import OptimizerConfig
 from rl_cluster.modeling.scratch import save_scratch_model
 from rl_cluster.protocols import BatchLayout
+from tests.common.settings import TINY
 
-TINY = ScratchModel(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, max_positions=64)
 STEP = PolicyStep(PolicyLossConfig(aggregation="token_mean"), temperature=0.9)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.5, schedule="linear", warmup_steps=2)
 BF16_OPTIMIZER = OptimizerConfig(

@@ -35,11 +35,6 @@ from tests.learners.learner_cases import (
 )
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("tiny"))
-
-
 def spec_of(model_path: str, **settings: object) -> LearnerSpec:
     base = LearnerSpec(model_path, engine="torch", optimizer=OPTIMIZER, total_steps=10, temperature=0.9)
     return replace(base, **settings)  # type: ignore[arg-type]

@@ -27,18 +27,13 @@ from rl_cluster.loop.fit_pass import attach, with_reference
 from rl_cluster.modeling.score_model import merge_adapter
 from rl_cluster.protocols import BatchLayout, OptimParams
 from rl_cluster.rewards.reward_model import load_reward_model
-from tests.learners.learner_cases import make_model, relative_difference
+from tests.learners.learner_cases import relative_difference
 
 PAIRS = [
     {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "1" * (1 + (a + b) % 5)}
     for a, b in ((3, 4), (10, 7), (8, 8), (25, 25), (1, 99), (4, 400), (6, 7))
 ]
 LENGTHS = {"max_length": 40, "max_prompt_length": 20}
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

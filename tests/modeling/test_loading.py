@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, Qwen2ForSequenceClassification
 
 from rl_cluster import PPOConfig
-from rl_cluster.config.run import ScratchModel
 from rl_cluster.environments.playing.from_config import _load_classifier
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.load import load_critic, load_policy
@@ -24,8 +23,8 @@ from rl_cluster.reward_models.base import make_trunk
 from rl_cluster.reward_models.config import RewardModelConfig
 from rl_cluster.rewards.reward_model import load_reward_model
 from rl_cluster.trainers.ppo.weights import UserModel
+from tests.common.settings import TINY
 
-TINY = ScratchModel(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, max_positions=64)
 LOADERS: dict[str, Callable[[str], Any]] = {
     "policy": load_policy,
     "critic": load_critic,

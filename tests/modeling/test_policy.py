@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from rl_cluster.config.run import LoRAConfig, ScratchModel
+from rl_cluster.config.run import LoRAConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.load import load_critic, load_policy
 from rl_cluster.modeling.packed import PackedLayout
 from rl_cluster.modeling.scratch import build_tokenizer, save_scratch_model
 from rl_cluster.modeling.token_logprobs import token_logprobs
+from tests.common.settings import TINY
 
-TINY = ScratchModel(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, max_positions=64)
 LENGTHS = [7, 4, 9]
 TARGETS = torch.tensor([2, 3, 6, 8, 10, 12, 19])
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from rl_cluster.pipeline import ForwardBackwardPipeline
+from rl_cluster.pipeline import AsyncTrainingClient, ForwardBackwardPipeline
 
 
 class TableModel(nn.Module):
@@ -117,3 +117,17 @@ def pipelines():
 def gradients():
     """name -> copy of what is accumulated."""
     return lambda model: {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture
+def clients():
+    """Makes AsyncTrainingClients, and ends them after the test."""
+    made = []
+
+    def build(*arguments, **options):
+        made.append(AsyncTrainingClient(*arguments, **options))
+        return made[-1]
+
+    yield build
+    for client in made:
+        client.shutdown()

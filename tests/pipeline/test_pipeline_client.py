@@ -13,19 +13,6 @@ IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 0]])
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
 
 
-@pytest.fixture
-def clients():
-    made = []
-
-    def build(*arguments, **options):
-        made.append(AsyncTrainingClient(*arguments, **options))
-        return made[-1]
-
-    yield build
-    for client in made:
-        client.shutdown()
-
-
 def test_the_reference_stays_bit_identical_frozen_and_apart_while_the_policy_trains(make_qwen, clients):
     model = make_qwen()
     client = clients(model, reference_model=model)

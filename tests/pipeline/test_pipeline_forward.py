@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rl_cluster.errors import BadInputError
-from rl_cluster.pipeline import AsyncTrainingClient, LearnerBackend
+from rl_cluster.pipeline import LearnerBackend
 from tests.fakes import FakeLearner, FakePublisher, FakeRolloutWorker
 
 IDS = torch.tensor([[1, 2, 3, 0], [4, 0, 2, 2]])
@@ -22,19 +22,6 @@ def expected_logprobs(model, ids, temperature):
             own = logits[row, place - 1]
             result[row, place] = own[tokens[place]] - np.log(np.exp(own).sum())
     return result
-
-
-@pytest.fixture
-def clients():
-    made = []
-
-    def build(*arguments, **options):
-        made.append(AsyncTrainingClient(*arguments, **options))
-        return made[-1]
-
-    yield build
-    for client in made:
-        client.shutdown()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2])
