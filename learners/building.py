@@ -22,11 +22,13 @@ def load_model(spec: LearnerSpec) -> PolicyModel | CriticModel | ScoreModel:
         "trust_remote_code": spec.trust_remote_code,
         "seed": spec.seed,
     }
-    if spec.critic == "separate":
+    if spec.kind == "critic":
         return load_critic(spec.model_path, **common)
-    if spec.critic == "reward":
+    if spec.kind == "reward":
         return load_score_model(spec.model_path, lora=spec.lora, pad_token_id=spec.pad_token_id, **common)
-    return load_policy(spec.model_path, value_head=spec.critic == "shared", lora=spec.lora, **common)
+    return load_policy(
+        spec.model_path, value_head=spec.kind == "policy_with_values", lora=spec.lora, **common
+    )
 
 
 def load_reference(spec: LearnerSpec, model: nn.Module) -> PolicyModel | None:

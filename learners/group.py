@@ -10,32 +10,12 @@ import numpy as np
 
 from learners.handles import Call, RankHandle, answers
 from learners.spec import LearnerSpec
-from rl_cluster.algorithms.steps import (
-    CrossEntropyStep,
-    DPOStep,
-    KTOStep,
-    LossStep,
-    ORPOStep,
-    PolicyStep,
-    RewardStep,
-    ValueStep,
-)
+from rl_cluster.algorithms.steps import LossStep
 from rl_cluster.algorithms.totals import add_metrics
-from rl_cluster.algorithms.weights import Aggregation, row_weights
+from rl_cluster.algorithms.weights import row_weights
 from rl_cluster.batch import ShardPlan, plan_shards
 from rl_cluster.errors import CheckpointError
 from rl_cluster.protocols import BatchLayout, OptimParams, OptimResult, Ref
-
-AGGREGATION: dict[type, Callable[[Any], Aggregation]] = {
-    PolicyStep: lambda step: step.loss.aggregation,
-    ValueStep: lambda step: "token_mean",
-    CrossEntropyStep: lambda step: "token_mean",
-    DPOStep: lambda step: "sequence_mean",
-    ORPOStep: lambda step: "sequence_mean",
-    KTOStep: lambda step: "sequence_mean",
-    RewardStep: lambda step: "sequence_mean",
-}
-"""How the rows' tokens are weighted against each other, unless the batch brings its own weights."""
 
 
 class LearnerGroup:
@@ -151,7 +131,7 @@ class LearnerGroup:
         chosen = np.asarray(rows, dtype=np.int64)
         weights = np.zeros(layout.num_rows)
         counts = np.asarray(layout.action_counts)[chosen]
-        weights[chosen] = row_weights(AGGREGATION[type(loss)](loss), counts, self.spec.max_new_tokens)
+        weights[chosen] = row_weights(loss.aggregation, counts, self.spec.max_new_tokens)
         return weights
 
     async def _on_all(self, method: str, *args: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from learners.export import export_model
 from learners.micro_batch import MicroBatch
 from learners.outputs import ForwardPart, LogprobsPart, joined, spread, whole_output
 from learners.schedule import learning_rate
-from learners.spec import LearnerSpec
+from learners.spec import KIND_IN_CHECKPOINTS, LearnerSpec
 from learners.state_files import (
     LAYOUT_FILE,
     check_manifest,
@@ -76,7 +76,7 @@ class LearnerRank:
             for rows in micro_batches:
                 micro = MicroBatch.of(batch, rows, self.device)
                 parts.append((micro.places, self._pass(micro, reference)))
-        with_values = self.spec.critic != "none" and not reference
+        with_values = self.spec.kind != "policy" and not reference
         with_kl = self._reference is not None and reference
         return None, ForwardPart(
             places=joined([places for places, _ in parts], np.int64),
@@ -258,7 +258,7 @@ class LearnerRank:
             "engine": spec.engine,
             "zero_stage": spec.zero_stage,
             "dtype": spec.dtype,
-            "critic": spec.critic,
+            "critic": KIND_IN_CHECKPOINTS[spec.kind],
             "lora_rank": None if spec.lora is None else spec.lora.rank,
         } | ({"value_head": "a parameter group of its own"} if has_shared_values(self.model) else {})
 

@@ -7,12 +7,22 @@ from typing import Literal
 
 from rl_cluster.config.run import LoRAConfig, OptimizerConfig
 
+Kind = Literal["policy", "policy_with_values", "critic", "reward"]
+
+KIND_IN_CHECKPOINTS: dict[Kind, str] = {
+    "policy": "none",
+    "policy_with_values": "shared",
+    "critic": "separate",
+    "reward": "reward",
+}
+"""What a checkpoint's learner.json has under `critic`, so that those of before can be loaded."""
+
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """One learner: a policy (critic "none"), a policy with a value head on its trunk ("shared"), the
-    separate critic itself ("separate": values only, no log-probabilities), or a reward model ("reward": a
-    sequence classifier whose score is the value; see modeling/score_model.py).
+    """One learner. kind: a policy, a policy with a value head on its trunk, a critic of its own (values only,
+    no log-probabilities), or a reward model (a sequence classifier whose score is the value; see
+    modeling/score_model.py).
 
     model_path: Hugging Face folder or hub name. temperature: of the sampling, for `forward`.
     max_new_tokens: for the aggregation "constant". tokens_per_micro_batch: packed tokens at a time, per
@@ -32,7 +42,7 @@ class LearnerSpec:
     total_steps: int = 1
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     dtype: Literal["float32", "bfloat16"] = "float32"
-    critic: Literal["none", "shared", "separate", "reward"] = "none"
+    kind: Kind = "policy"
     lora: LoRAConfig | None = None
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
@@ -49,5 +59,5 @@ class LearnerSpec:
     reference_path: str | None = None
 
     def __post_init__(self) -> None:
-        assert not (self.critic == "separate" and self.lora is not None), "a separate critic has no adapters"
+        assert not (self.kind == "critic" and self.lora is not None), "a separate critic has no adapters"
         assert 0 <= self.zero_stage <= 3

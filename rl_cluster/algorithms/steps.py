@@ -1,10 +1,15 @@
-"""What a learner minimises in a forward_backward, as small frozen objects that travel; no torch here."""
+"""What a learner minimises in a forward_backward, as small frozen objects that travel; no torch here.
+
+Each says its temperature (of the logits) and its aggregation: how the rows' tokens are weighted against each
+other, unless the batch brings its own weights.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from rl_cluster.algorithms.weights import Aggregation
 from rl_cluster.config.algorithm import PolicyLossConfig
 
 
@@ -30,6 +35,10 @@ class PolicyStep:
     train_policy: bool = True
     version: int | None = None
 
+    @property
+    def aggregation(self) -> Aggregation:
+        return self.loss.aggregation
+
 
 @dataclass(frozen=True)
 class ValueStep:
@@ -37,6 +46,7 @@ class ValueStep:
 
     clip_value: float = 0.2
     temperature: float = 1.0
+    aggregation: ClassVar[Aggregation] = "token_mean"
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class CrossEntropyStep:
     """−Σ weights · log π: supervised learning."""
 
     temperature: float = 1.0
+    aggregation: ClassVar[Aggregation] = "token_mean"
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ class DPOStep:
     label_smoothing: float = 0.0
     reference_free: bool = False
     temperature: ClassVar[float] = 1.0
+    aggregation: ClassVar[Aggregation] = "sequence_mean"
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class ORPOStep:
 
     coef: float = 0.1
     temperature: ClassVar[float] = 1.0
+    aggregation: ClassVar[Aggregation] = "sequence_mean"
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,7 @@ class KTOStep:
     undesirable_weight: float = 1.0
     z0: float = 0.0
     temperature: ClassVar[float] = 1.0
+    aggregation: ClassVar[Aggregation] = "sequence_mean"
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,7 @@ class RewardStep:
     margin: float = 0.0
     centre: float = 0.0
     temperature: ClassVar[float] = 1.0
+    aggregation: ClassVar[Aggregation] = "sequence_mean"
 
 
 LossStep = PolicyStep | ValueStep | CrossEntropyStep | DPOStep | ORPOStep | KTOStep | RewardStep

@@ -215,7 +215,7 @@ class _Run:
             total_steps=steps,
             optimizer=optimizer,
             dtype=config.model.dtype,
-            critic="reward" if isinstance(config.objective, RewardObjective) else "none",
+            kind="reward" if isinstance(config.objective, RewardObjective) else "policy",
             lora=config.model.lora,
             gradient_checkpointing=config.model.gradient_checkpointing,
             trust_remote_code=config.model.trust_remote_code,

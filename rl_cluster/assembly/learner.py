@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from learners.group import LearnerGroup
-from learners.spec import LearnerSpec
+from learners.spec import Kind, LearnerSpec
 from learners.start import start_local_learner, start_ray_learner
 from rl_cluster.algorithms.table import critic_of
 from rl_cluster.config.fit import FitConfig
@@ -18,8 +17,6 @@ from rl_cluster.config.run import OptimizerConfig, RunConfig
 SLEEP_WHEN_IDLE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
 """OpenMP threads that wait by spinning would take the cores from the engine, whose turn it then is."""
 
-CriticKind = Literal["none", "shared", "separate"]
-
 
 def learner_spec(
     config: RunConfig,
@@ -28,10 +25,10 @@ def learner_spec(
     *,
     optimizer: OptimizerConfig | None = None,
     total_updates: int | None = None,
-    critic: CriticKind = "none",
+    kind: Kind = "policy",
 ) -> LearnerSpec:
-    """optimizer, total_updates: the run's own unless given. critic: separate makes it the critic itself."""
-    worker = plan.of("critic" if critic == "separate" else "learner")[0]
+    """optimizer, total_updates: the run's own unless given. kind: of a critic, too."""
+    worker = plan.of("critic" if kind == "critic" else "learner")[0]
     return LearnerSpec(
         model_path=model_path,
         temperature=config.rollout.temperature,
@@ -40,8 +37,8 @@ def learner_spec(
         total_steps=total_updates or plan.derived.total_updates,
         optimizer=optimizer or config.optimizer,
         dtype=config.model.dtype,
-        critic=critic,
-        lora=None if critic == "separate" else config.model.lora,
+        kind=kind,
+        lora=None if kind == "critic" else config.model.lora,
         gradient_checkpointing=config.model.gradient_checkpointing,
         trust_remote_code=config.model.trust_remote_code,
         engine="torch" if config.cluster.backend == "local" else "deepspeed",
@@ -67,7 +64,7 @@ def policy_spec(config: RunConfig, plan: Plan, model_path: str) -> LearnerSpec:
         plan,
         model_path,
         total_updates=plan.derived.total_updates - alone * plan.derived.updates_per_step,
-        critic="shared" if plan.critic == "shared" else "none",
+        kind="policy_with_values" if plan.critic == "shared" else "policy",
     )
     if plan.reference != "beside_policy":
         return spec
@@ -81,7 +78,7 @@ def critic_spec(config: RunConfig, plan: Plan, model_path: str) -> LearnerSpec:
     optimizer = config.optimizer
     if critic.learning_rate is not None:
         optimizer = optimizer.model_copy(update={"learning_rate": critic.learning_rate})
-    return learner_spec(config, plan, critic.model or model_path, critic="separate", optimizer=optimizer)
+    return learner_spec(config, plan, critic.model or model_path, kind="critic", optimizer=optimizer)
 
 
 async def start_learner(
@@ -93,6 +90,6 @@ async def start_learner(
     from rl_cluster.assembly.placement import Nodes  # takes Ray with it
 
     nodes = Nodes(plan)
-    role: Role = "critic" if spec.critic == "separate" else "learner"
+    role: Role = "critic" if spec.kind == "critic" else "learner"
     options = [nodes.options(worker) for worker in plan.of(role)]
     return await start_ray_learner(spec, len(options), name=name, options=options, env_vars=SLEEP_WHEN_IDLE)

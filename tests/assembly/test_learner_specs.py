@@ -50,7 +50,7 @@ EXPECTED = LearnerSpec(
     total_steps=7 * 3 * 2,
     optimizer=OptimizerConfig(**{**OPTIMIZER, "betas": (0.7, 0.9)}),  # type: ignore[arg-type]
     dtype="bfloat16",
-    critic="shared",
+    kind="policy_with_values",
     gradient_checkpointing=True,
     trust_remote_code=True,
     engine="deepspeed",
@@ -84,14 +84,14 @@ def test_a_separate_critic_has_a_rate_and_a_model_of_its_own() -> None:
     critic = {"separate": True, "learning_rate": 0.25, "model": "values"}
     config, plan = spec_with(algorithm={**PPO, "critic": critic})
     own = EXPECTED.optimizer.model_copy(update={"learning_rate": 0.25})
-    expected = replace(EXPECTED, critic="separate", optimizer=own, model_path="values")
+    expected = replace(EXPECTED, kind="critic", optimizer=own, model_path="values")
     assert critic_spec(config, plan, "folder") == expected
-    assert policy_spec(config, plan, "folder") == replace(EXPECTED, critic="none")
+    assert policy_spec(config, plan, "folder") == replace(EXPECTED, kind="policy")
 
 
 def test_a_separate_critic_takes_the_policys_rate_and_model_unless_told_otherwise() -> None:
     config, plan = spec_with(algorithm={**PPO, "critic": {"separate": True}})
-    assert critic_spec(config, plan, "folder") == replace(EXPECTED, critic="separate")
+    assert critic_spec(config, plan, "folder") == replace(EXPECTED, kind="critic")
 
 
 def test_while_a_separate_critic_warms_up_the_policys_schedule_has_not_begun() -> None:
@@ -106,7 +106,7 @@ def test_adapters_are_the_policys_alone() -> None:
     lora = {"rank": 3, "alpha": 5.0, "dropout": 0.1, "targets": ["q_proj"]}
     config, plan = spec_with(algorithm={**PPO, "critic": {"separate": True}}, model={"lora": lora})
     adapters = LoRAConfig(rank=3, alpha=5.0, dropout=0.1, targets=("q_proj",))
-    assert policy_spec(config, plan, "folder") == replace(EXPECTED, critic="none", lora=adapters)
+    assert policy_spec(config, plan, "folder") == replace(EXPECTED, kind="policy", lora=adapters)
     assert critic_spec(config, plan, "folder").lora is None
 
 
@@ -114,7 +114,7 @@ def test_adapters_are_the_policys_alone() -> None:
 def test_the_exact_divergence_puts_the_reference_beside_the_policy(other: str | None) -> None:
     kl = {"coef": 0.1, "place": "reward_token", "estimator": "exact"}
     config, plan = spec_with(algorithm={"name": "grpo", "kl": kl}, model={"reference_path": other})
-    expected = replace(EXPECTED, critic="none", total_steps=7, reference_path=other or "folder")
+    expected = replace(EXPECTED, kind="policy", total_steps=7, reference_path=other or "folder")
     assert policy_spec(config, plan, "folder") == expected
 
 

@@ -40,11 +40,9 @@ def test_an_untrained_export_is_the_checkpoint_that_was_loaded(kind: str, tmp_pa
 
 def test_a_critics_export_leaves_its_experts_apart_too(tmp_path: Path) -> None:
     save_tiny(BY_KIND["qwen3_moe"], tmp_path / "start")
-    spec = LearnerSpec(str(tmp_path / "start"), engine="torch", zero_stage=0, critic="separate")
+    spec = LearnerSpec(str(tmp_path / "start"), engine="torch", zero_stage=0, kind="critic")
     LearnerRank(spec).export(tmp_path / "export")
-    again = LearnerRank(
-        LearnerSpec(str(tmp_path / "export"), engine="torch", zero_stage=0, critic="separate")
-    )
+    again = LearnerRank(LearnerSpec(str(tmp_path / "export"), engine="torch", zero_stage=0, kind="critic"))
     start = load_file(tmp_path / "start" / "model.safetensors")
     for name, tensor in (item for group in again.weight_groups() for item in group):
         assert torch.equal(start[f"model.{name}"], tensor), name

@@ -252,7 +252,7 @@ def test_dummy_micro_batches_change_nothing(model_path: str) -> None:
     weights = row_weights("token_mean", batch.action_counts, 128)
     results = []
     for micro_batches in ([range(13)], [(), range(13), ()]):
-        rank = LearnerRank(spec_of(model_path, critic="shared"))
+        rank = LearnerRank(spec_of(model_path, kind="policy_with_values"))
         metrics, _ = rank.forward_backward(batch, micro_batches, weights, replace(STEP, value_coef=0.5))
         results.append((metrics, gradients_of(rank)))
     assert results[0][0] == results[1][0]
@@ -300,7 +300,7 @@ def test_a_reference_beside_the_policy_gives_its_logprobs_and_the_whole_divergen
     """Against the logits of transformers, row by row; also after the policy has moved."""
     batch = make_batch()
     other = make_model(tmp_path, seed=7)
-    rank = LearnerRank(spec_of(model_path, reference_path=other, critic="shared"))
+    rank = LearnerRank(spec_of(model_path, reference_path=other, kind="policy_with_values"))
     weights = row_weights("token_mean", batch.action_counts, 128)
     rank.forward_backward(batch, [range(13)], weights, STEP)
     rank.optim_step(OptimParams())
@@ -336,7 +336,7 @@ def test_a_separate_critic_learns_the_returns(model_path: str) -> None:
         returns=np.full(len(batch.tokens), 0.7, np.float32),
     )
     optimizer = OptimizerConfig(learning_rate=3e-3)
-    rank = LearnerRank(spec_of(model_path, critic="separate", optimizer=optimizer))
+    rank = LearnerRank(spec_of(model_path, kind="critic", optimizer=optimizer))
     weights = row_weights("token_mean", batch.action_counts, 128)
     for _ in range(60):
         rank.forward_backward(batch, [range(4)], weights, ValueStep(clip_value=10.0))
@@ -350,7 +350,7 @@ def test_a_separate_critic_learns_the_returns(model_path: str) -> None:
 def test_values_alone_can_warm_up_on_a_shared_trunk(model_path: str) -> None:
     batch = make_batch()
     step = PolicyStep(PolicyLossConfig(), 0.9, value_coef=1.0, train_policy=False)
-    rank = LearnerRank(spec_of(model_path, critic="shared"))
+    rank = LearnerRank(spec_of(model_path, kind="policy_with_values"))
     weights = row_weights("token_mean", batch.action_counts, 128)
     rank.forward_backward(batch, [range(13)], weights, step)
     head = rank.model.lm.lm_head.weight.grad  # type: ignore[union-attr]
@@ -366,7 +366,7 @@ def test_while_the_values_warm_up_the_policy_stays_as_it_is_to_the_bit(
     batch = make_batch()
     rate = 0.25 if dtype == "bfloat16" else 1e-2
     optimizer = OptimizerConfig(learning_rate=rate, weight_decay=weight_decay, betas=(0.9, 0.99))
-    rank = LearnerRank(spec_of(model_path, critic="shared", optimizer=optimizer, dtype=dtype))
+    rank = LearnerRank(spec_of(model_path, kind="policy_with_values", optimizer=optimizer, dtype=dtype))
     weights = row_weights("token_mean", batch.action_counts, 128)
     alone = PolicyStep(PolicyLossConfig(entropy_coef=0.1), 0.9, value_coef=1.0, train_policy=False)
     both = replace(alone, train_policy=True, loss=PolicyLossConfig())

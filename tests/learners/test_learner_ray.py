@@ -190,8 +190,8 @@ async def test_gradients_do_not_depend_on_ranks_micro_batches_and_packing(
 async def test_critics_adapters_checkpointing_and_offload_under_zero_equal_one_plain_rank(
     group: LearnerGroup, spec: LearnerSpec
 ) -> None:
-    cases = [(replace(spec, critic="separate"), ValueStep()), (replace(spec, lora=LoRAConfig(rank=4)), STEP)]
-    cases.append((replace(spec, critic="shared"), replace(STEP, value_coef=0.3)))
+    cases = [(replace(spec, kind="critic"), ValueStep()), (replace(spec, lora=LoRAConfig(rank=4)), STEP)]
+    cases.append((replace(spec, kind="policy_with_values"), replace(STEP, value_coef=0.3)))
     cases.append((replace(spec, gradient_checkpointing=True, offload_optimizer=True), STEP))
     for variant, step in cases:
         _, expected, _ = await alone(variant, rank_programs.train, BATCHES[:3], step, 60)
@@ -205,7 +205,9 @@ async def test_under_zero_too_a_warm_up_of_the_values_leaves_the_policy_as_it_is
     group: LearnerGroup, spec: LearnerSpec, stage: int, offload: bool, tmp_path: Path
 ) -> None:
     optimizer = OPTIMIZER.model_copy(update={"weight_decay": 0.1})
-    shared = replace(spec, critic="shared", optimizer=optimizer, zero_stage=stage, offload_optimizer=offload)
+    shared = replace(
+        spec, kind="policy_with_values", optimizer=optimizer, zero_stage=stage, offload_optimizer=offload
+    )
     both = replace(STEP, value_coef=0.3)
     steps = [replace(both, train_policy=False)] * 3 + [both] * 2
     expected = await alone(
@@ -256,7 +258,7 @@ async def test_a_gradient_that_is_not_finite_skips_the_step_on_every_rank(
 async def test_export_is_an_ordinary_folder_with_the_same_weights(
     group: LearnerGroup, spec: LearnerSpec, tmp_path: Path
 ) -> None:
-    await group.apply(rank_programs.export, replace(spec, critic="shared"), tmp_path)
+    await group.apply(rank_programs.export, replace(spec, kind="policy_with_values"), tmp_path)
     ours, theirs = (AutoModelForCausalLM.from_pretrained(path) for path in (tmp_path, spec.model_path))
     for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
         assert torch.equal(a, b), name

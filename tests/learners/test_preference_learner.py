@@ -12,7 +12,6 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from learners.group import AGGREGATION
 from learners.rank import LearnerRank
 from learners.spec import LearnerSpec
 from learners.start import start_local_learner
@@ -57,7 +56,7 @@ def spec_of(model_path: str, **settings: Any) -> LearnerSpec:
 def gradient(spec: LearnerSpec, rows: FitRows, step: LossStep, budget: int, ranks: int = 1) -> np.ndarray:
     """Of one optimizer step; the ranks' shares are added up here, one after another."""
     batch = rows.batch
-    weights = row_weights(AGGREGATION[type(step)](step), batch.action_counts, 128)
+    weights = row_weights(step.aggregation, batch.action_counts, 128)
     everything = range(batch.num_rows)
     plan = plan_shards(batch.lengths, everything, batch.units, ranks, budget, batch.group_ids)
     rank = LearnerRank(spec)
@@ -86,7 +85,7 @@ def test_gradients_do_not_depend_on_ranks_micro_batches_and_packing(
 
 
 def test_reward_gradients_do_not_depend_on_packing_either(model_path: str, char_tokenizer: Any) -> None:
-    spec, rows = spec_of(model_path, critic="reward"), reward_rows(char_tokenizer)
+    spec, rows = spec_of(model_path, kind="reward"), reward_rows(char_tokenizer)
     whole = gradient(spec, rows, RewardStep(centre=0.1), 10_000)
     assert np.abs(whole).max() > 1e-4
     for budget, ranks in ((1, 1), (40, 2)):
@@ -158,7 +157,7 @@ async def test_an_exported_reward_model_gives_the_learners_scores(
     model_path: str, char_tokenizer: Any, tmp_path: Path
 ) -> None:
     rows, folder = reward_rows(char_tokenizer), tmp_path / "export"
-    scores = await train_reward_model(spec_of(model_path, critic="reward"), rows, folder)
+    scores = await train_reward_model(spec_of(model_path, kind="reward"), rows, folder)
     assert scores.std() > 1e-2
     char_tokenizer.save_pretrained(folder)
     scorer = load_reward_model(str(folder), char_tokenizer)
@@ -171,7 +170,7 @@ async def test_an_exported_reward_model_gives_the_learners_scores(
         ]
     assert alone == pytest.approx(scores.tolist(), abs=1e-5)
     # A learner that starts from the export goes on from its scores, it does not draw a new head.
-    learner = start_local_learner(spec_of(str(folder), critic="reward", seed=5))
+    learner = start_local_learner(spec_of(str(folder), kind="reward", seed=5))
     output = await learner.forward(rows.batch, BatchLayout.of(rows.batch))
     assert output.values[rows.batch.offsets[1:] - 1] == pytest.approx(scores, abs=1e-5)
 
@@ -180,7 +179,7 @@ async def test_an_adapted_reward_model_is_merged_with_its_score(
     model_path: str, char_tokenizer: Any, tmp_path: Path
 ) -> None:
     rows = reward_rows(char_tokenizer)
-    spec = spec_of(model_path, critic="reward", lora=LoRAConfig(rank=4))
+    spec = spec_of(model_path, kind="reward", lora=LoRAConfig(rank=4))
     scores = await train_reward_model(spec, rows, tmp_path / "adapter")
     merge_adapter(model_path, tmp_path / "adapter", tmp_path / "merged", 0)
     char_tokenizer.save_pretrained(tmp_path / "merged")
@@ -190,7 +189,7 @@ async def test_an_adapted_reward_model_is_merged_with_its_score(
 
 def test_the_fresh_score_depends_on_the_seed_alone(model_path: str) -> None:
     heads = [
-        LearnerRank(spec_of(model_path, critic="reward", seed=seed)).model.lm.score.weight.detach()  # type: ignore
+        LearnerRank(spec_of(model_path, kind="reward", seed=seed)).model.lm.score.weight.detach()  # type: ignore
         for seed in (1, 1, 2)
     ]
     assert torch.equal(heads[0], heads[1])
@@ -200,7 +199,7 @@ def test_the_fresh_score_depends_on_the_seed_alone(model_path: str) -> None:
 def test_a_classifier_of_several_labels_is_refused(model_path: str, tmp_path: Path) -> None:
     AutoModelForSequenceClassification.from_pretrained(model_path, num_labels=3).save_pretrained(tmp_path)
     with pytest.raises(BadInputError, match="classifier with 3 labels"):
-        LearnerRank(spec_of(str(tmp_path), critic="reward"))
+        LearnerRank(spec_of(str(tmp_path), kind="reward"))
 
 
 async def test_kto_reference_covers_the_mismatched_rows(model_path: str, char_tokenizer: Any) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from learners.group import AGGREGATION
 from learners.micro_batch import MicroBatch
 from rl_cluster.algorithms.table import LossStep, ValueStep, compute_loss
 from rl_cluster.algorithms.totals import add_metrics
@@ -70,7 +69,7 @@ class MovingLearner:
         )
         weights = np.zeros(layout.num_rows)
         counts = np.asarray(layout.action_counts)[list(rows)]
-        weights[list(rows)] = row_weights(AGGREGATION[type(loss)](loss), counts, MAX_NEW_TOKENS)
+        weights[list(rows)] = row_weights(loss.aggregation, counts, MAX_NEW_TOKENS)
         totals: dict[str, float] = {}
         for rank in (rows[: len(rows) // 3], rows[len(rows) // 3 :]):
             of_rank: dict[str, float] = {}
