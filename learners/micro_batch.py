@@ -24,6 +24,8 @@ LOSS_COLUMNS = {
     "values": "old_values",
     "advantages": "advantages",
     "returns": "returns",
+    "labels": "labels",
+    "margins": "margins",
 }
 """TokenBatch's column -> LossInputs' field."""
 

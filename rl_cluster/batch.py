@@ -19,6 +19,8 @@ TOKEN_COLUMNS = (
     "advantages",
     "returns",
     "weights",
+    "labels",
+    "margins",
 )
 
 TARGET_COLUMNS = ("target_ids", "target_weights")
@@ -39,6 +41,7 @@ class TokenBatch:
     under the behaviour, proximal and reference policies; exact_kl, the divergence of the proximal from the
     reference policy's whole distribution (nats); values of the state before the token;
     advantages; returns (value targets); weights (the loss is sum of weights times per-token loss).
+    labels (of a row, above 0 where desirable), margins (of a pair, on its first row): at a row's last token.
     target_ids: int32 [T] or [T, K], optional: at an action, the ids whose log-probability is meant where that
     is not the token itself. target_weights: float32 [T, K]: the action's log-probability is then the sum of
     weight times log-probability over its K ids; an id of weight 0 is not there.
@@ -57,6 +60,8 @@ class TokenBatch:
     advantages: np.ndarray | None = None
     returns: np.ndarray | None = None
     weights: np.ndarray | None = None
+    labels: np.ndarray | None = None
+    margins: np.ndarray | None = None
     policy_versions: np.ndarray | None = None
     target_ids: np.ndarray | None = None
     target_weights: np.ndarray | None = None

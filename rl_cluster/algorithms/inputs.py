@@ -18,6 +18,7 @@ class LossInputs:
     weights: float32 [A]; the loss is the *sum* of weights times per-token loss, so that micro-batching,
     packing and the number of ranks cannot change it. A token of weight 0 counts in no metric.
     Everything else is constant data [A], or None. policy_versions: of the weights that drew the token.
+    labels, margins: of a row, of a pair, at one of its tokens; 0 at the others.
     """
 
     row: torch.Tensor
@@ -32,6 +33,8 @@ class LossInputs:
     old_values: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+    margins: torch.Tensor | None = None
     policy_versions: torch.Tensor | None = None
 
 

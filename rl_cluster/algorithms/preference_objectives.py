@@ -48,10 +48,10 @@ def orpo_objective(step: ORPOStep, inputs: LossInputs) -> LossResult:
 
 
 def kto_objective(step: KTOStep, inputs: LossInputs) -> LossResult:
-    """Rows stand alone; `advantages` holds the label, above 0 where desirable. Needs reference_logprobs."""
-    assert inputs.advantages is not None, "KTO needs the rows' labels"
+    """Rows stand alone; a label is above 0 where desirable. Needs reference_logprobs."""
+    assert inputs.labels is not None, "KTO needs the rows' labels"
     logprobs, ratios = _row_logprobs(inputs), _row_log_ratios(inputs, reference_free=False)
-    desirable = row_totals(inputs.advantages, inputs.row, inputs.num_rows) > 0
+    desirable = row_totals(inputs.labels, inputs.row, inputs.num_rows) > 0
     losses = kto_loss(ratios, desirable, step.z0, step.beta, step.desirable_weight, step.undesirable_weight)
     rewards, undesirable = step.beta * ratios.detach(), ~desirable
     columns: Columns = {
@@ -69,14 +69,14 @@ def kto_objective(step: KTOStep, inputs: LossInputs) -> LossResult:
 def reward_objective(step: RewardStep, inputs: LossInputs) -> LossResult:
     """Bradley-Terry on the score of each row, plus centre · (r_chosen + r_rejected)² (Eisenstein 2023).
 
-    A row's score is the value at its only action; `advantages`, where given, holds the pair's own margin on
-    the chosen row, which is added to the step's.
+    A row's score is the value at its only action; the pair's own margin, where given on the chosen row, is
+    added to the step's.
     """
     assert inputs.values is not None, "reward training needs scores"
     chosen, rejected = _pairs(row_totals(inputs.values, inputs.row, inputs.num_rows))
     margin: torch.Tensor | float = step.margin
-    if inputs.advantages is not None:
-        margin = margin + _pairs(row_totals(inputs.advantages, inputs.row, inputs.num_rows))[0]
+    if inputs.margins is not None:
+        margin = margin + _pairs(row_totals(inputs.margins, inputs.row, inputs.num_rows))[0]
     losses = bradley_terry_loss(chosen, rejected, margin)
     if step.centre > 0:
         losses = losses + step.centre * (chosen + rejected).square()

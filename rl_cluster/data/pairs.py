@@ -45,7 +45,9 @@ class FitRows:
     @property
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        for column in (self.batch.tokens, self.batch.lengths, self.batch.action_mask, self.batch.advantages):
+        batch = self.batch
+        numbers = batch.margins if batch.labels is None else batch.labels
+        for column in (batch.tokens, batch.lengths, batch.action_mask, numbers):
             digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()
 
@@ -153,20 +155,22 @@ def mismatch(examples: Sequence[Example], max_length: int) -> list[Example]:
 
 
 def token_batch(examples: Sequence[Example]) -> TokenBatch:
-    """The sequences end to end; both sides of a pair are one unit. An example's number (label or margin) is
-    in `advantages`, at the last token of its first sequence."""
+    """The sequences end to end; both sides of a pair are one unit. An example's number, the
+    label of a single row or the margin of a pair, is at the last token of its first sequence."""
     sequences = [sequence for example in examples for sequence in example.sequences]
     unit = np.repeat(
         np.arange(len(examples), dtype=np.int32), [len(example.sequences) for example in examples]
     )
     masks = [np.arange(len(s.tokens)) >= s.num_prompt for s in sequences]
+    pairs, numbers = len(examples[0].sequences) == 2, _numbers(examples)
     return TokenBatch(
         tokens=np.concatenate([s.tokens for s in sequences]),
         lengths=np.array([len(s.tokens) for s in sequences], dtype=np.int32),
         action_mask=np.concatenate(masks),
         units=unit,
         group_ids=unit.copy(),
-        advantages=_numbers(examples),
+        labels=None if pairs else numbers,
+        margins=numbers if pairs else None,
     )
 
 

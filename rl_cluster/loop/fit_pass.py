@@ -133,6 +133,7 @@ def measure(step: LossStep, batch: TokenBatch, output: ForwardOutput) -> dict[st
         weights=torch.ones_like(logprobs),
         values=tensor(output.values),
         reference_logprobs=tensor(batch.reference_logprobs),
-        advantages=tensor(batch.advantages),
+        labels=tensor(batch.labels),
+        margins=tensor(batch.margins),
     )
     return compute_loss(step, inputs).metrics

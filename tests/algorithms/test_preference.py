@@ -147,7 +147,7 @@ def test_orpo_step_equals_numpy_on_length_averaged_likelihoods() -> None:
 def test_kto_step_takes_its_labels_from_the_batch() -> None:
     labels = torch.zeros(len(ROW))
     labels[[2, 4, 8, 9]] = torch.tensor([1.0, -1.0, -1.0, 1.0])
-    inputs = make_inputs(advantages=labels)
+    inputs = make_inputs(labels=labels)
     result = compute_loss(KTOStep(0.5, 1.5, 0.5, z0=0.25), inputs)
     assert inputs.reference_logprobs is not None
     ratios = sums(inputs.logprobs) - sums(inputs.reference_logprobs)
@@ -165,7 +165,7 @@ def test_a_kto_row_is_right_where_its_reward_is_on_its_side_of_the_baseline() ->
     inputs = LossInputs(
         logprobs=torch.tensor([2.0, 0.5, 2.0]) - 3.0,
         reference_logprobs=torch.full((3,), -3.0),
-        advantages=torch.tensor([1.0, -1.0, 1.0]),
+        labels=torch.tensor([1.0, -1.0, 1.0]),
         weights=torch.full((3,), 1 / 3),
         row=torch.arange(3),
         num_rows=3,
@@ -178,7 +178,7 @@ def test_reward_step_takes_margins_and_centres_the_scores() -> None:
     weights = torch.full((4,), 0.25)
     fields = {"logprobs": torch.zeros(4), "weights": weights, "row": torch.arange(4), "num_rows": 4}
     values, margins = torch.tensor([1.0, 0.5, -1.0, 2.0]), torch.tensor([0.3, 9.0, 0.0, 9.0])
-    result = compute_loss(RewardStep(0.1, 0.01), LossInputs(values=values, advantages=margins, **fields))
+    result = compute_loss(RewardStep(0.1, 0.01), LossInputs(values=values, margins=margins, **fields))
     expected = [np.log(1 + np.exp(-0.1)) + 0.01 * 2.25, np.log(1 + np.exp(3.1)) + 0.01 * 1.0]
     assert float(result.loss) == pytest.approx(np.mean(expected), rel=1e-6)
     assert result.metrics["accuracy_sum"] == 1

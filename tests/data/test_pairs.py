@@ -67,8 +67,8 @@ def test_long_prompts_keep_their_end_and_long_responses_their_start(char_tokeniz
 def test_kto_rows_carry_labels_and_mismatched_completions(char_tokenizer: Any) -> None:
     data = [{"prompt": f"{i}=", "completion": str(i), "label": i % 2 == 0} for i in range(4)]
     rows = load_fit_data(GIVEN, KTO(), char_tokenizer, 12, data).train
-    assert rows.batch.advantages is not None and rows.mismatched is not None
-    assert rows.batch.advantages[rows.batch.offsets[1:] - 1].tolist() == [1, -1, 1, -1]
+    assert rows.batch.labels is not None and rows.mismatched is not None
+    assert rows.batch.labels[rows.batch.offsets[1:] - 1].tolist() == [1, -1, 1, -1]
     mixed = texts(char_tokenizer, FitRows(rows.mismatched, 1))
     assert mixed == [("0=", "2<eos>"), ("1=", "3<eos>"), ("2=", "0<eos>"), ("3=", "1<eos>")]
     chosen = rows.select([3, 0])
@@ -81,8 +81,8 @@ def test_reward_rows_end_in_one_action_after_the_text(char_tokenizer: Any) -> No
     rows = load_fit_data(settings, RewardObjective(), char_tokenizer, 12, data).train
     assert texts(char_tokenizer, rows) == [("1+1=2<eos>", "<eos>"), ("1<eos>", "<eos>")]
     assert rows.batch.action_counts.tolist() == [1, 1]
-    assert rows.batch.advantages is not None
-    assert rows.batch.advantages.tolist() == [0] * 6 + [0.5] + [0] * 3
+    assert rows.batch.margins is not None
+    assert rows.batch.margins.tolist() == [0] * 6 + [0.5] + [0] * 3
 
 
 def test_where_the_end_token_pads_the_score_is_read_before_it() -> None:

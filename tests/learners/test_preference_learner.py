@@ -70,7 +70,7 @@ def single_rows(pairs: FitRows) -> FitRows:
     labels = np.zeros(len(pairs.batch.tokens), dtype=np.float32)
     labels[pairs.batch.offsets[1:] - 1] = np.where(np.arange(pairs.batch.num_rows) % 3, 1.0, -1.0)
     rows = np.arange(pairs.batch.num_rows, dtype=np.int32)
-    return FitRows(pairs.batch.with_columns(advantages=labels, units=rows, group_ids=rows), 1)
+    return FitRows(pairs.batch.with_columns(labels=labels, units=rows, group_ids=rows), 1)
 
 
 @pytest.mark.parametrize("step", [DPOStep(0.3), DPOStep(0.3, "ipo"), ORPOStep(), KTOStep(0.3, z0=0.1)])
