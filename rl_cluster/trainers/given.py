@@ -15,6 +15,7 @@ from rl_cluster.data.encode import special_tokens
 from rl_cluster.errors import BadInputError
 from rl_cluster.modeling.load import check_model_path
 from rl_cluster.modeling.loading import load_whole
+from rl_cluster.trainers.same_model import check_comes_back
 from rl_cluster.trainers.session import save_start
 
 CAUSAL = ("save_pretrained", "generate", "parameters", "config")
@@ -114,6 +115,7 @@ def checked_model(field: str, model: Any, what: str, remedy: str, needs: Sequenc
         raise BadInputError(
             f"{field} is {type(model).__name__} {model!r:.60}: give {what}, or the folder or hub name of one."
         )
+    check_comes_back(field, model)
     return model
 
 
