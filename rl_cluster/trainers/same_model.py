@@ -66,6 +66,6 @@ def _frozen(model: nn.Module) -> list[str]:
     if not frozen or len(frozen) == sum(1 for _ in model.parameters()):
         return []
     with torch.device("meta"):
-        fresh = type(model)(model.config)  # type: ignore[call-arg]
+        fresh = type(model)(model.config)
     by_class = {name for name, weight in fresh.named_parameters() if not weight.requires_grad}
     return [name for name in frozen if name not in by_class]
