@@ -16,6 +16,26 @@ from rl_cluster.modeling.score_model import ScoreModel, load_score_model
 
 
 def load_model(spec: LearnerSpec) -> PolicyModel | CriticModel | ScoreModel:
+    model = _loaded(spec)
+    if spec.disable_dropout:
+        without_dropout(model)
+    return model
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Of the model's own config: modules, and the numbers that attention hands to functions. An adapter's
+    dropout is a setting of its own and stays."""
+    for path, module in model.named_modules():
+        if "lora_" in path:
+            continue
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if ("dropout" in name or "pdrop" in name) and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def _loaded(spec: LearnerSpec) -> PolicyModel | CriticModel | ScoreModel:
     common: dict[str, Any] = {
         "dtype": spec.dtype,
         "gradient_checkpointing": spec.gradient_checkpointing,

@@ -44,6 +44,7 @@ class LearnerSpec:
     dtype: Literal["float32", "bfloat16"] = "float32"
     kind: Kind = "policy"
     lora: LoRAConfig | None = None
+    disable_dropout: bool = False
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
     engine: Literal["deepspeed", "torch"] = "deepspeed"

@@ -217,6 +217,7 @@ class _Run:
             dtype=config.model.dtype,
             kind="reward" if isinstance(config.objective, RewardObjective) else "policy",
             lora=config.model.lora,
+            disable_dropout=config.model.disable_dropout,
             gradient_checkpointing=config.model.gradient_checkpointing,
             trust_remote_code=config.model.trust_remote_code,
             engine="torch" if config.cluster.backend == "local" else "deepspeed",

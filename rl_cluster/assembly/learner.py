@@ -39,6 +39,7 @@ def learner_spec(
         dtype=config.model.dtype,
         kind=kind,
         lora=None if kind == "critic" else config.model.lora,
+        disable_dropout=config.model.disable_dropout,
         gradient_checkpointing=config.model.gradient_checkpointing,
         trust_remote_code=config.model.trust_remote_code,
         engine="torch" if config.cluster.backend == "local" else "deepspeed",

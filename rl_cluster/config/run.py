@@ -65,6 +65,9 @@ class ModelConfig(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the engine and of the learner's forward pass; the optimizer's master weights are float32."""
     lora: LoRAConfig | None = None
+    disable_dropout: bool = False
+    """Train without the dropout of the model's own config (GPT-2's 0.1; most newer models have none), which
+    makes a loss's log-probabilities differ from the engine's. That of lora stays."""
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
 

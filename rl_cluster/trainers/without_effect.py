@@ -78,7 +78,6 @@ RLOO = {
 
 GRPO = {
     "ds3_gather_for_generation": _GATHER,
-    "disable_dropout": "the learner's forward pass has no dropout",
     "sapo_temperature_neg": "where loss_type is not sapo",
     "sapo_temperature_pos": "where loss_type is not sapo",
     "num_completions_to_print": "without log_completions",

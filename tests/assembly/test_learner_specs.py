@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
     "model": {
         "path": "policy",
         "dtype": "bfloat16",
+        "disable_dropout": True,
         "gradient_checkpointing": True,
         "trust_remote_code": True,
     },
@@ -51,6 +52,7 @@ EXPECTED = LearnerSpec(
     optimizer=OptimizerConfig(**{**OPTIMIZER, "betas": (0.7, 0.9)}),  # type: ignore[arg-type]
     dtype="bfloat16",
     kind="policy_with_values",
+    disable_dropout=True,
     gradient_checkpointing=True,
     trust_remote_code=True,
     engine="deepspeed",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from learners.rank import LearnerRank
 from learners.schedule import learning_rate
@@ -494,3 +494,27 @@ async def test_a_full_disk_is_a_checkpoint_error_that_names_the_place(
 def test_a_model_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"model\.path: folder .*nowhere.* does not exist"):
         LearnerRank(spec_of(str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=2, dropout=0.4)])
+@pytest.mark.parametrize("disable", [False, True])
+def test_the_models_own_dropout_can_be_turned_off_and_an_adapters_stays(
+    tmp_path: Path, disable: bool, lora: LoRAConfig | None
+) -> None:
+    sizes = {"vocab_size": 40, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.3, embd_pdrop=0.3, attn_pdrop=0.3)).save_pretrained(
+        tmp_path
+    )
+    rank = LearnerRank(spec_of(str(tmp_path), disable_dropout=disable, lora=lora))
+    shares = {name: m.p for name, m in rank.model.named_modules() if isinstance(m, torch.nn.Dropout)}
+    own = {p for name, p in shares.items() if "lora_" not in name}
+    assert own == {0.0 if disable else 0.3}
+    assert {p for name, p in shares.items() if "lora_" in name} == (set() if lora is None else {0.4})
+    if lora is None:
+        batch = make_batch()
+        _, part = rank.forward_backward(batch, [range(13)], np.ones(13), STEP)
+        _, trained = rank.assemble_logprobs(len(batch.tokens), part)
+        _, forward = rank.forward_part(batch, [range(13)], reference=False)
+        _, whole = rank.assemble(len(batch.tokens), forward)
+        difference = np.abs(trained - whole.logprobs)[batch.action_mask].max()
+        assert (difference < 1e-6) == disable

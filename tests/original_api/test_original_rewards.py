@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -107,6 +110,33 @@ def test_the_weights_of_the_objectives_are_as_they_were_given() -> None:
     assert torch.allclose(model.objective_weights, torch.tensor(WEIGHTS))
     torch.testing.assert_close(torch.ones(3) * model.objective_weights, torch.tensor(WEIGHTS))
     assert several().objective_weights == [1 / 3] * 3
+
+
+def test_the_weights_are_used_as_a_tensor() -> None:
+    weights, tensor = several(objective_weights=WEIGHTS).objective_weights, torch.tensor(WEIGHTS)
+    assert weights.shape == (3,)
+    assert weights.dtype == torch.float32
+    assert weights.sum().item() == pytest.approx(1.0)
+    assert (weights > 0).all()
+    assert weights[0] == 0.5
+    for found, expected in [
+        (weights.to("cpu"), tensor),
+        (weights * 2.0, tensor * 2),
+        (2 * weights, tensor * 2),
+        (weights / 2 + 1, tensor / 2 + 1),
+        (1 - weights, 1 - tensor),
+        (tensor - weights, tensor * 0),
+        (-weights, -tensor),
+        (torch.ones(2, 3) @ weights, torch.ones(2)),
+        (torch.stack([tensor, weights]), torch.stack([tensor, tensor])),
+        (torch.cat([weights, weights]), torch.cat([tensor, tensor])),
+        (torch.as_tensor(weights), tensor),
+        (weights.unsqueeze(0), tensor[None]),
+        (torch.from_numpy(np.array(weights, dtype=np.float32)), tensor),
+    ]:
+        torch.testing.assert_close(found, expected)
+    assert pickle.loads(pickle.dumps(weights)) == WEIGHTS
+    assert json.loads(json.dumps(weights)) == WEIGHTS
 
 
 def test_weights_of_a_loaded_state_are_those_that_act() -> None:

@@ -37,7 +37,7 @@ def test_every_field_is_in_exactly_one_table() -> None:
     own = {f.name for f in dataclasses.fields(GRPOConfig)} - {
         f.name for f in dataclasses.fields(TrainingArguments)
     }
-    never = {"ds3_gather_for_generation", "disable_dropout"}
+    never = {"ds3_gather_for_generation"}
     assert never < set(without_effect.GRPO)
     assert sorted([*GRPO, *OWN_REFUSED, *never]) == sorted(own)
 
@@ -49,6 +49,8 @@ ACTING = [
     ({}, "algorithm.kl.coef", 0.0),
     ({}, "algorithm.loss.aggregation", "token_mean"),
     ({}, "rollout.top_k", -1),
+    ({}, "model.disable_dropout", False),
+    ({"disable_dropout": True}, "model.disable_dropout", True),
     ({"num_generations": 4}, "batch.samples_per_prompt", 4),
     ({"num_generations": 4}, "batch.prompts_per_step", 2),
     ({"num_generations": 4}, "run.steps", 150),

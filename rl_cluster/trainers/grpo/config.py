@@ -96,5 +96,5 @@ class GRPOConfig(OnlineArguments):
     vllm_gpu_memory_utilization: float = field(default=0.85, metadata={"help": "On the Ray backend."})
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "On the Ray backend."})
     disable_dropout: bool = field(
-        default=False, metadata={"help": "Without effect: there is no dropout here."}
+        default=False, metadata={"help": "Train without the dropout of the model's config; lora's stays."}
     )

@@ -248,6 +248,7 @@ GRPO: Table = {
         "model.dtype": lambda config, _: _dtype(config),
         "model.trust_remote_code": lambda config, _: bool(_init_kwargs(config).get("trust_remote_code")),
     },
+    "disable_dropout": "model.disable_dropout",
     "temperature": "rollout.temperature eval.temperature",
     "generation_kwargs": {
         "rollout.stop": lambda config, _: _stops(config)["stop"],
