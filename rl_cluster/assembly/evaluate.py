@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_cluster.assembly.environment import run_environment
@@ -14,6 +15,7 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets, load_prompts
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.report import Metrics
+from rl_cluster.modeling.loading import check_weights
 from rl_cluster.rewards.before_start import check_functions
 from rl_cluster.rewards.loading import check_metadata
 
@@ -59,4 +61,6 @@ async def _start_samplers(
         return await start_local_samplers(config, plan, model_path, tokenizer, Given())
     from rl_cluster.assembly.workers import start_samplers
 
+    # The engines load the folder themselves.
+    check_weights(Path(model_path).expanduser(), f"model.path: {model_path!r}")
     return await start_samplers(config, plan, model_path, tokenizer, Given())

@@ -30,6 +30,7 @@ from rl_cluster.config.reading.changes import check_last_step
 from rl_cluster.data.encode import special_tokens
 from rl_cluster.data.pairs import FitRows, FitSets, GivenRows, load_fit_data
 from rl_cluster.errors import CheckpointError
+from rl_cluster.files.atomic import folder_atomically, write_atomically
 from rl_cluster.loop.checkpoints import LEARNER
 from rl_cluster.loop.fit import FitLoop, FitState, check_same_rows, total_steps, warmup_steps
 from rl_cluster.loop.fit_pass import attach, attached, evaluate, kl_baseline, with_reference
@@ -42,13 +43,11 @@ from rl_cluster.modeling.score_model import merge_adapter
 from rl_cluster.run_folder.card import write_fit_card
 from rl_cluster.run_folder.folder import (
     RunFolder,
-    folder_atomically,
     held_run_folder,
     new_run_folder,
     open_run_folder,
     resolve_run_dir,
     run_dir_of,
-    write_atomically,
 )
 
 

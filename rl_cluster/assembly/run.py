@@ -20,6 +20,7 @@ from rl_cluster.data.load import PromptSets
 from rl_cluster.data.randomness import sample_seeds
 from rl_cluster.data.stream import PromptStream
 from rl_cluster.errors import BadInputError
+from rl_cluster.files.atomic import folder_atomically, write_atomically
 from rl_cluster.loop.buffer import ReadyGroup, StageTimes
 from rl_cluster.loop.dispatch import RolloutPool
 from rl_cluster.loop.evaluation import Evaluator
@@ -31,7 +32,7 @@ from rl_cluster.loop.stopping import StopRequest
 from rl_cluster.metrics.observer import RunObserver
 from rl_cluster.protocols import Ref
 from rl_cluster.run_folder.card import write_model_card
-from rl_cluster.run_folder.folder import RunFolder, folder_atomically, write_atomically
+from rl_cluster.run_folder.folder import RunFolder
 from rl_cluster.trajectory import GroupTask, Prompt, SamplingSpec, Scores, TrajectoryGroup
 
 FIRST_FREE_GROUP = 2**30

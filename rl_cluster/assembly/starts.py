@@ -14,10 +14,11 @@ from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.reading.changes import Changes, check_last_step, check_overrides, describe_changes
 from rl_cluster.config.reading.load import dump_config
 from rl_cluster.config.run import RunConfig
+from rl_cluster.files.atomic import write_atomically
 from rl_cluster.loop.checkpoints import Chosen, State, choose_checkpoint, set_aside_later
 from rl_cluster.loop.state import LoopState
 from rl_cluster.metrics.observer import RunObserver
-from rl_cluster.run_folder.folder import RunFolder, write_atomically
+from rl_cluster.run_folder.folder import RunFolder
 
 
 @dataclass(frozen=True)

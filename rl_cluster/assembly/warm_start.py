@@ -13,11 +13,12 @@ from rl_cluster.config.planning.plan import Plan
 from rl_cluster.config.run import OptimizerConfig, RunConfig, SupervisedConfig
 from rl_cluster.data.demonstrations import demonstrations
 from rl_cluster.data.randomness import hash_bits, permutation
+from rl_cluster.files.atomic import folder_atomically
 from rl_cluster.loop.supervised import run_supervised
 from rl_cluster.metrics.observer import RunObserver
 from rl_cluster.modeling.scratch import save_scratch_model
 from rl_cluster.protocols import OptimResult
-from rl_cluster.run_folder.folder import RunFolder, folder_atomically
+from rl_cluster.run_folder.folder import RunFolder
 from rl_cluster.trajectory import Prompt
 
 REPORT_EVERY = 50

@@ -17,8 +17,8 @@ from rl_cluster.config.planning.plan import Plan, make_plan
 from rl_cluster.config.reading.load import load_config
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
+from rl_cluster.run_folder.claim import check_unused
 from rl_cluster.run_folder.folder import (
-    check_unused,
     held_run_folder,
     new_run_folder,
     open_run_folder,

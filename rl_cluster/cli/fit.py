@@ -18,7 +18,8 @@ from rl_cluster.config.planning.machine import find_machine
 from rl_cluster.config.reading.load import load_as
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit import FitState
-from rl_cluster.run_folder.folder import check_unused, open_run_folder, resolve_run_dir, run_dir_of
+from rl_cluster.run_folder.claim import check_unused
+from rl_cluster.run_folder.folder import open_run_folder, resolve_run_dir, run_dir_of
 
 
 def fit_command(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rl_cluster.cli.llm_flags import ACTS_FOR, FIT, TRAINERS, Flags, flag_name
+from rl_cluster.cli.resumed import check_resume_options
 from rl_cluster.errors import BadInputError
 
 EPILOG = (
@@ -25,6 +26,7 @@ def run_llm(flags: Flags, overrides: Sequence[str]) -> None:
     """Raises BadInputError before anything starts, or what the run raised."""
     if not flags.train:
         raise BadInputError("llm: add --train; training is all that this command does.")
+    check_resume_options(None if flags.resume is None else Path(flags.resume), flags.step, flags.force_changes)
     if flags.resume is not None:
         _resume(flags, overrides)
         return
@@ -94,7 +96,7 @@ def _start(flags: Flags, overrides: Sequence[str], folder: Path) -> None:
 
 def _resume(flags: Flags, overrides: Sequence[str]) -> None:
     """All settings are the run's own; KEY.PATH=VALUE may change some."""
-    allowed = ("train", "resume", "dry_run")
+    allowed = ("train", "resume", "step", "force_changes", "dry_run")
     for name in ACTS_FOR:
         if name not in allowed and flags.is_given(name):
             raise BadInputError(
@@ -104,7 +106,7 @@ def _resume(flags: Flags, overrides: Sequence[str]) -> None:
     from rl_cluster.cli.llm_start import resume
 
     assert flags.resume is not None
-    resume(Path(flags.resume), overrides, flags.dry_run)
+    resume(Path(flags.resume), overrides, flags.dry_run, flags.step, flags.force_changes)
 
 
 def _command() -> Callable[..., None]:

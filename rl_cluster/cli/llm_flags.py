@@ -45,6 +45,15 @@ class Flags:
         TASK, "Print configuration, workers and memory; start nothing.", "--dry-run", default=False
     )
     resume: str | None = _flag(TASK, "Go on with a run folder from its newest checkpoint.", "--resume")
+    step: int | None = _flag(
+        TASK, "With --resume: from the checkpoint of exactly this step.", "--step", metavar="N"
+    )
+    force_changes: bool = _flag(
+        TASK,
+        "With --resume: also settings that change what the run means.",
+        "--force-changes",
+        default=False,
+    )
 
     model: str | None = _flag(
         MODEL, "Hugging Face folder, hub name, or the folder of an earlier run.", "--model", "-m"

@@ -58,14 +58,16 @@ def start_fit(config: FitConfig, dry_run: bool) -> None:
         raise (log_failure(folder.log, error) if folder.logs.is_dir() else error) from error
 
 
-def resume(path: Path, overrides: Sequence[str], dry_run: bool) -> None:
+def resume(
+    path: Path, overrides: Sequence[str], dry_run: bool, step: int | None = None, force_changes: bool = False
+) -> None:
     """Go on with a run or fit, whichever the folder holds."""
     folder = open_run_folder(path)
     data = parse_yaml(folder.config.read_text(encoding="utf-8"), str(folder.config))
     if isinstance(data, dict) and "objective" in data:
-        fit_command(None, overrides, dry_run, path)
+        fit_command(None, overrides, dry_run, path, step, force_changes)
         return
-    train_command(None, overrides, dry_run, path)
+    train_command(None, overrides, dry_run, path, step, force_changes)
 
 
 def _show(text: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rl_cluster.errors import CheckpointError
 from rl_cluster.files.own_folders import check_replaceable, keep_foreign_files, write_marker
+from rl_cluster.files.sealed_weights import seal_weights
 from rl_cluster.processes import alive, this_process, this_realm
 
 UNKNOWN_SWAP_SECONDS = 120.0
@@ -70,6 +71,7 @@ def replace_folder(target: Path, kind: str) -> Iterator[Path]:
         yield fresh
         check_replaceable(target, kind)
         write_marker(fresh, kind)
+        seal_weights(fresh)
         keep_foreign_files(target, fresh)
         sync_tree(fresh)
         _swap(fresh, target)

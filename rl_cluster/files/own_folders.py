@@ -25,7 +25,7 @@ CHECKPOINT_FILES = (
     *("learner/*", "critic/*"),
 )
 REWARD_MODEL_FILES = ("reward_model.json", "reward_model.safetensors")
-PIPELINE_FILES = ("model.safetensors", "optimizer.pt", "state.pt", "learner/*")
+PIPELINE_FILES = ("manifest.json", "model.safetensors", "optimizer.pt", "state.pt", "learner/*")
 OWN_NAMES = (*MODEL_FILES, *CHECKPOINT_FILES, *REWARD_MODEL_FILES, *PIPELINE_FILES)
 """What we have written into folders that carry no marker; * stands for no /."""
 

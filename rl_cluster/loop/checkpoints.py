@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.files.manifest import MANIFEST, problem_with, read_json, read_manifest
 from rl_cluster.files.own_folders import files_in
-from rl_cluster.loop.manifest import MANIFEST, problem_with, read_json, read_manifest
 
 STATE_FILE = "loop.json"
 LEARNER, CRITIC = "learner", "critic"

@@ -24,12 +24,12 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from rl_cluster.errors import CheckpointError
+from rl_cluster.files.atomic import folder_atomically, write_atomically
+from rl_cluster.files.manifest import describe, extend_manifest, read_json, signature, write_manifest
 from rl_cluster.files.own_folders import note_files
 from rl_cluster.loop.checkpoints import CRITIC, FORMAT, LEARNER, STATE_FILE, checkpoint_steps, problem_of
 from rl_cluster.loop.checkpoints import newest_checkpoint as newest_checkpoint
-from rl_cluster.loop.manifest import describe, extend_manifest, read_json, signature, write_manifest
 from rl_cluster.protocols import Learner
-from rl_cluster.run_folder.folder import folder_atomically, write_atomically
 
 SCORES_FILE = "scores.json"
 """Beside loop.json: the scores with that of the evaluation which came after the checkpoint."""

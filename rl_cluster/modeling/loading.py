@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from rl_cluster.errors import BadInputError
+from rl_cluster.files.sealed_weights import changed_weights, spoilt_words
 from rl_cluster.modeling.checkpoint_names import persistent_buffers
 
 DERIVED = re.compile(r"(rotary_emb\.(inv_freq|original_inv_freq)|\.masked_bias|\.attn\.bias|position_ids)$")
@@ -50,6 +51,7 @@ def load_whole(
     may lack, or have besides. Raises BadInputError naming the keys or the tensor that are wrong.
     """
     local = Path(path).expanduser()
+    check_weights(local, where)
     # transformers prints the report that is an error here, and heads that may be missing.
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -67,6 +69,16 @@ def load_whole(
     _check_report(where, model, report, may_lack, may_leave)
     check_finite(where, model)
     return model
+
+
+def check_weights(folder: Path, where: str) -> None:
+    """Raise BadInputError, begun by `where`, for weights of ours that are not as they were written."""
+    try:
+        changed = changed_weights(folder)
+    except OSError as error:
+        raise BadInputError(f"{where} cannot be read: {error}. Give another checkpoint.") from error
+    if changed:
+        raise BadInputError(f"{where} is spoilt: {spoilt_words(folder, changed)}.")
 
 
 def outside_the_trunk(model: nn.Module, key: str) -> bool:

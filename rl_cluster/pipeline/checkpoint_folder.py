@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.files.atomic import recover_folder, replace_folder
-from rl_cluster.files.own_folders import check_replaceable
+from rl_cluster.files.manifest import MANIFEST, problem_with, write_manifest
+from rl_cluster.files.own_folders import check_replaceable, read_marker
 
 ROOT = "checkpoints"
 KIND = "pipeline state"
@@ -50,6 +51,21 @@ def existing_folder(path: Any) -> Path:
     )
 
 
+def check_whole(folder: Path) -> None:
+    """Raise CheckpointError naming the file that is not as save_state wrote it, BadInputError where it is
+    missing. Folders of earlier versions, without a manifest, are not examined."""
+    listed = (read_marker(folder) or {}).get("files", [])
+    if not (folder / MANIFEST).exists() and MANIFEST not in listed:
+        return
+    problem = problem_with(folder)
+    if problem is None:
+        return
+    name, _, what = problem.partition(" ")
+    if what == "is missing":
+        raise BadInputError(f"path: {folder / name} is missing; {folder} is no whole checkpoint of save_state")
+    raise CheckpointError(f"{folder / name}: damaged, it {what}; load another checkpoint")
+
+
 def write_folder(folder: Path, write: Callable[[Path], Written]) -> Written:
     """Let `write` fill a new folder beside `folder`, then put it in its place. Raises CheckpointError.
 
@@ -57,7 +73,9 @@ def write_folder(folder: Path, write: Callable[[Path], Written]) -> Written:
     """
     try:
         with replace_folder(folder, KIND) as fresh:
-            return write(fresh)
+            written = write(fresh)
+            write_manifest(fresh)
+            return written
     except OSError as error:
         raise CheckpointError(
             f"{folder}: not saved, {error}; an older checkpoint there is untouched"

@@ -20,7 +20,7 @@ from rl_cluster.pipeline.arguments import (
     within_positions,
 )
 from rl_cluster.pipeline.backend import Backend, CallableLoss, StepRequest
-from rl_cluster.pipeline.checkpoint_folder import existing_folder, folder_for, write_folder
+from rl_cluster.pipeline.checkpoint_folder import check_whole, existing_folder, folder_for, write_folder
 from rl_cluster.pipeline.future import AsyncTrainingFuture, Lane, turn_of
 from rl_cluster.pipeline.inputs import TokenInputs, token_inputs
 from rl_cluster.pipeline.learner_backend import LearnerBackend
@@ -168,7 +168,7 @@ class ForwardBackwardPipeline:
         CheckpointError (damaged); then nothing has changed.
         """
         folder = existing_folder(path)
-        self._lane.run("load_state", lambda: self._backend.load(folder))
+        self._lane.run("load_state", lambda: self._load(folder))
 
     def sample(
         self,
@@ -235,6 +235,10 @@ class ForwardBackwardPipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown(cancel_pending=kind is not None)
+
+    def _load(self, folder: Path) -> None:
+        check_whole(folder)
+        self._backend.load(folder)
 
     def _forward(
         self, input_ids: Any, attention_mask: Any, labels: Any, temperature: float, reference: bool

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.files.atomic import recover_folder, replace_folder
 from rl_cluster.files.own_folders import folder_to_write
+from rl_cluster.files.sealed_weights import changed_weights, spoilt_words
 from rl_cluster.reward_models.base import UNUSED
 from rl_cluster.reward_models.config import RewardModelConfig
 from rl_cluster.reward_models.multi_objective import MultiObjectiveRewardModel
@@ -138,6 +139,8 @@ def _folder(path: Any) -> Path:
                 f"path={str(path)!r}: holds no {name}; give the folder that RewardModelTrainer.save_model "
                 "wrote."
             )
+    if changed := changed_weights(folder):
+        raise CheckpointError(f"{folder}: is damaged and cannot be read as it was: {spoilt_words(folder, changed)}.")
     return folder
 
 

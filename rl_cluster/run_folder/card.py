@@ -16,9 +16,10 @@ from rl_cluster.config.reading.load import dump_config
 from rl_cluster.config.reward import scorer_name
 from rl_cluster.config.run import ModelConfig, RunConfig
 from rl_cluster.errors import BadInputError
+from rl_cluster.files.atomic import write_atomically
 from rl_cluster.metrics.curve import plot_runs
 from rl_cluster.metrics.names import describe
-from rl_cluster.run_folder.folder import RunFolder, write_atomically
+from rl_cluster.run_folder.folder import RunFolder
 
 CURVES = "curves.png"
 SHOWN = (

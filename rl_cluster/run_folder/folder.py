@@ -15,13 +15,9 @@ from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.reading.load import apply_override, dump_config, parse_as, read_mapping
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
-from rl_cluster.files.atomic import folder_atomically as folder_atomically
-from rl_cluster.files.atomic import recover_folder, recover_folders_in
-from rl_cluster.files.atomic import write_atomically as write_atomically
+from rl_cluster.files.atomic import recover_folder, recover_folders_in, write_atomically
 from rl_cluster.files.json_lines import read_steps
-from rl_cluster.run_folder.claim import START as START
-from rl_cluster.run_folder.claim import RunClaim, begin_new, begin_old, claim_of
-from rl_cluster.run_folder.claim import check_unused as check_unused
+from rl_cluster.run_folder.claim import START, RunClaim, begin_new, begin_old, claim_of
 
 MADE_BY_RUNS = (
     *("config.yaml", "metrics.jsonl", "alarms.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),

@@ -16,9 +16,9 @@ from transformers.trainer_callback import ExportableState, TrainerCallback, Trai
 from transformers.training_args import TrainingArguments
 
 from rl_cluster.errors import BadInputError, CheckpointError
+from rl_cluster.files.atomic import write_atomically
 from rl_cluster.loop.hooks import Wishes
 from rl_cluster.loop.state import TRAINER_FILE
-from rl_cluster.run_folder.folder import write_atomically
 
 Metrics = Mapping[str, float | None]
 

@@ -14,6 +14,7 @@ from typing import Any
 from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.files.atomic import folder_atomically, sync_tree
 from rl_cluster.files.own_folders import MARKER, check_replaceable, files_in, note_files, path_to_write
+from rl_cluster.files.sealed_weights import seal_weights
 
 
 @dataclass(frozen=True)
@@ -71,3 +72,4 @@ def _move_in(made: Path, folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(made / name, folder / name)
     note_files(folder, names)
+    seal_weights(folder, names)

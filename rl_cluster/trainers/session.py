@@ -27,6 +27,7 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
 from rl_cluster.files.atomic import recover_folder, recover_folders_in
+from rl_cluster.files.manifest import MANIFEST
 from rl_cluster.loop.checkpoints import (
     STATE_FILE,
     checkpoint_steps,
@@ -35,7 +36,6 @@ from rl_cluster.loop.checkpoints import (
     set_aside_later,
     step_of,
 )
-from rl_cluster.loop.manifest import MANIFEST
 from rl_cluster.loop.report import Metrics
 from rl_cluster.loop.state import LoopState
 from rl_cluster.loop.stopping import StopRequest, stop_signals

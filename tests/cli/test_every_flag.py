@@ -112,7 +112,7 @@ CASES: dict[str, tuple[str, str]] = {
     "num_ranks": (SFT, f"{SFT} --num-ranks 2 --backend ray"),
     "num_workers": (GRPO, f"{GRPO} --num-workers 2"),
 }
-OWN_TESTS = {"train", "dry_run", "resume", "project_name"}
+OWN_TESTS = {"train", "dry_run", "resume", "step", "force_changes", "project_name"}
 """Needed; always given here, with a folder of its own; below."""
 
 

@@ -193,6 +193,9 @@ def _contains(found: object, expected: object, place: str) -> None:
         (f"{TRAIN} --data-path texts.jsonl --no-such-flag", ["No such option"]),
         ("--train --resume /no/run", ["not a run folder"]),
         ("--train --resume runs/x --lr 1", ["--lr 1", "KEY.PATH=VALUE"]),
+        (f"{TRAIN} --data-path texts.jsonl --step 1", ["--step 1", "--resume RUN"]),
+        (f"{TRAIN} --data-path texts.jsonl --force-changes", ["--force-changes", "--resume RUN"]),
+        ("--train --resume runs/x --step -1", ["--step -1", "counted from 0"]),
     ],
 )
 def test_bad_input_names_flag_value_and_remedy_and_exits_with_2(

@@ -95,6 +95,25 @@ def test_dpo_from_renamed_columns_and_resumed_for_more_steps(llm: Llm, llm_folde
     assert len(losses(llm_folder / "out-dpo", "train/loss")) == 3
 
 
+def test_llm_goes_on_from_the_step_and_with_the_changes_that_are_asked_for(
+    llm: Llm, llm_folder: Path
+) -> None:
+    code, _, err = llm(
+        f"{TRAIN} --trainer sft --data-path texts.jsonl --save-steps 1 --project-name out-step "
+        "checkpoint.keep_last=5"
+    )
+    assert code == 0, err
+    again = "--train --resume out-step --step 1"
+    code, _, err = llm(f"{again} optimizer.betas=[0.5,0.9]")
+    assert code == 2 and "optimizer.betas" in err
+    code, _, err = llm("--train --resume out-step --step 7")
+    assert code == 2 and "7" in err
+    code, _, err = llm(f"{again} --force-changes optimizer.betas=[0.5,0.9]")
+    assert code == 0, err
+    starts = (llm_folder / "out-step" / "starts" / "starts.jsonl").read_text()
+    assert json.loads(starts)["step"] == 1 and "optimizer.betas" in starts
+
+
 @pytest.mark.stack
 @pytest.mark.usefixtures("ray_session")
 def test_the_same_command_trains_on_a_cluster(llm: Llm, llm_folder: Path) -> None:

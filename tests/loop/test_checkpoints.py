@@ -64,7 +64,7 @@ def edit(folder: Path, **values: Any) -> None:
     file = folder / "loop.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
     (folder / "manifest.json").unlink()
-    from rl_cluster.loop.manifest import write_manifest
+    from rl_cluster.files.manifest import write_manifest
 
     write_manifest(folder)
 

@@ -16,6 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, Qwen2ForSequ
 from rl_cluster import PPOConfig
 from rl_cluster.environments.playing.from_config import _load_classifier
 from rl_cluster.errors import BadInputError
+from rl_cluster.files.atomic import replace_folder
 from rl_cluster.modeling.load import load_critic, load_policy
 from rl_cluster.modeling.score_model import load_score_model
 from rl_cluster.modeling.scratch import build_model, build_tokenizer, save_scratch_model
@@ -203,3 +204,18 @@ def test_a_trainer_given_such_a_name_stops_before_it_trains(folder: Path, tmp_pa
             tokenizer=tokenizer,
             reward_fn=lambda texts: [1.0] * len(texts),
         ).train(["1+1="] * 16)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_flipped_bit_in_weights_that_we_have_written_is_named(tmp_path: Path, loader: str) -> None:
+    """A number that stays finite: nothing but the sum tells."""
+    with replace_folder(tmp_path / "model", "model") as fresh:
+        save_scratch_model(TINY, fresh, seed=3)
+    file = tmp_path / "model" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(BadInputError, match=r"model\.safetensors has changed since it was written"):
+        LOADERS[loader](str(file.parent))
+    (file.parent / ".rl_cluster.json").unlink()  # as the message says, for weights that were replaced
+    LOADERS[loader](str(file.parent))

@@ -232,3 +232,38 @@ def test_a_scheduler_that_cannot_be_read_back_safely_is_refused_when_saving(mode
     with pytest.raises(CheckpointError, match="cannot be read back safely"):
         pipeline.save_state("odd")
     assert not Path("checkpoints/odd").exists()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "state.pt"])
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.9])
+def test_one_flipped_bit_in_any_file_is_named_and_nothing_changes(models, pipelines, file, place):
+    model = models.Dropout()
+    pipeline, parts = pipelines(model), training(model)
+    steps(pipeline, *parts, 1)
+    path = Path(pipeline.save_state("flipped")["path"]) / file
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    path.write_bytes(data)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=f"{file}: damaged"):
+        pipeline.load_state("flipped")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "manifest.json"])
+def test_a_file_that_is_gone_is_missed_also_where_states_without_it_exist(models, pipelines, file):
+    model = models.Dropout()
+    pipeline = pipelines(model)
+    steps(pipeline, *training(model), 1)
+    (Path(pipeline.save_state("gone")["path"]) / file).unlink()
+    with pytest.raises(BadInputError, match=f"gone/{file} is missing"):
+        pipeline.load_state("gone")
+
+
+def test_a_state_of_an_earlier_version_without_manifest_still_loads(models, pipelines):
+    model = models.Dropout()
+    pipeline = pipelines(model)
+    folder = Path(pipeline.save_state("earlier")["path"])
+    (folder / "manifest.json").unlink()
+    (folder / ".rl_cluster.json").unlink()
+    pipeline.load_state("earlier")

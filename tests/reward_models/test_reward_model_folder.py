@@ -143,3 +143,28 @@ def test_what_transformers_would_read_otherwise_is_not_exported(tmp_path):
         with pytest.raises(BadInputError, match=message):
             export_classifier(trainer.model, TOKENIZER, tmp_path / "scorer")
     assert not (tmp_path / "scorer").exists()
+
+
+@pytest.mark.parametrize("file", ["reward_model.safetensors", "reward_model.json"])
+def test_a_changed_byte_of_a_saved_model_is_named(file, tmp_path):
+    trainer = make_trainer()
+    trainer.save_model(tmp_path / "m")
+    path = tmp_path / "m" / file
+    data = bytearray(path.read_bytes())
+    place = data.index(b"0.") if file.endswith("json") else len(data) - 40
+    data[place] ^= 1
+    path.write_bytes(data)
+    for load in (trainer.load_model, load_saved_reward_model):
+        with pytest.raises(CheckpointError, match=f"{file} has changed since it was written"):
+            load(tmp_path / "m")
+
+
+def test_a_changed_byte_of_an_exported_classifier_is_named(tmp_path):
+    trainer = make_trainer()
+    export_classifier(trainer.model, TOKENIZER, tmp_path / "classifier")
+    path = tmp_path / "classifier" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadInputError, match="has changed since it was written"):
+        load_reward_model(str(tmp_path / "classifier"), TOKENIZER)

@@ -8,15 +8,9 @@ import pytest
 
 from rl_cluster.config.reading.load import parse_config
 from rl_cluster.errors import BadInputError, CheckpointError
-from rl_cluster.run_folder.folder import (
-    RunFolder,
-    check_unused,
-    create_run_folder,
-    folder_atomically,
-    open_run_folder,
-    resolve_run_dir,
-    write_atomically,
-)
+from rl_cluster.files.atomic import folder_atomically, write_atomically
+from rl_cluster.run_folder.claim import check_unused
+from rl_cluster.run_folder.folder import RunFolder, create_run_folder, open_run_folder, resolve_run_dir
 
 
 def config_in(folder):
