@@ -46,7 +46,7 @@ from rl_cluster.run_folder.folder import (
     held_run_folder,
     new_run_folder,
     open_run_folder,
-    resolve_run_dir,
+    preparing_run,
     run_dir_of,
 )
 
@@ -90,11 +90,11 @@ def fit(
     quieten_libraries(plan.device)
     tokenizer = tokenizer or _tokenizer(config)
     sets = load_fit_data(config.data, config.objective, tokenizer, plan.max_length, rows, eval_rows)
-    config = resolve_run_dir(config)
     steps = total_steps(config, sets.train.num_examples)
     with ExitStack() as stack:
         start, notes = None, tuple[str, ...]()
         if resume is None:
+            config = stack.enter_context(preparing_run(config))
             folder = stack.enter_context(new_run_folder(config))
         else:
             folder = stack.enter_context(held_run_folder(run_dir_of(config)))

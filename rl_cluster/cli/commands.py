@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from rl_cluster.run_folder.folder import (
     held_run_folder,
     new_run_folder,
     open_run_folder,
+    preparing_run,
     resolve_run_dir,
     run_dir_of,
 )
@@ -44,18 +46,25 @@ def train_command(
             "give a recipe (train configs/quickstart.yaml) or a run to go on with (--resume RUN)."
         )
     else:
-        resolved, folder = resolve_run_dir(load_config(config, overrides)), None
+        resolved, folder = load_config(config, overrides), None
     plan = _checked_plan(resolved, source=config or str(resume))
     if folder is None:
-        check_unused(run_dir_of(resolved))
+        check_unused(run_dir_of(resolve_run_dir(resolved)))
     if dry_run:
         if folder is not None:
             point_to_go_on(folder, resolved, step, force_changes)
-        Console(soft_wrap=True, highlight=False).print(describe_plan(resolved, plan), markup=False)
+        Console(soft_wrap=True, highlight=False).print(
+            describe_plan(resolve_run_dir(resolved), plan), markup=False
+        )
         return
     from rl_cluster.assembly.train import train
 
-    with new_run_folder(resolved) if folder is None else held_run_folder(folder.path) as used:
+    with ExitStack() as stack:
+        if folder is None:
+            resolved = stack.enter_context(preparing_run(resolved))
+            used = stack.enter_context(new_run_folder(resolved))
+        else:
+            used = stack.enter_context(held_run_folder(folder.path))
         try:
             train(resolved, plan, None if folder is None else used.path, step, force_changes)
         except BadInputError:

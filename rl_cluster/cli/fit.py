@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from rl_cluster.config.reading.load import load_as
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit import FitState
 from rl_cluster.run_folder.claim import check_unused
-from rl_cluster.run_folder.folder import open_run_folder, resolve_run_dir, run_dir_of
+from rl_cluster.run_folder.folder import open_run_folder, preparing_run, resolve_run_dir, run_dir_of
 
 
 def fit_command(
@@ -36,8 +37,8 @@ def fit_command(
         raise BadInputError("give a recipe (fit configs/dpo.yaml) or a run to go on with (--resume RUN).")
     if resume is None:
         assert config is not None
-        resolved = resolve_run_dir(load_as(FitConfig, config, overrides))
-        check_unused(run_dir_of(resolved))
+        resolved = load_as(FitConfig, config, overrides)
+        check_unused(run_dir_of(resolve_run_dir(resolved)))
     else:
         resolved, _ = resumed_config(FitConfig, config, overrides, resume, force_changes)
     if dry_run:
@@ -46,17 +47,23 @@ def fit_command(
         plan = make_fit_plan(resolved, machine)
         if resume is not None:
             going_on(open_run_folder(resume), resolved, FitState.read, step, force_changes)
-        Console(soft_wrap=True, highlight=False).print(describe_fit_plan(resolved, plan), markup=False)
+        shown = describe_fit_plan(resolve_run_dir(resolved), plan)
+        Console(soft_wrap=True, highlight=False).print(shown, markup=False)
         return
+    with preparing_run(resolved) if resume is None else nullcontext(resolved) as prepared:
+        _fit(prepared, resume, step, force_changes)
+
+
+def _fit(config: FitConfig, resume: Path | None, step: int | None, force_changes: bool) -> None:
     from rl_cluster.assembly.fit import fit
 
-    log = run_dir_of(resolved) / "logs" / "run.log"
+    log = run_dir_of(config) / "logs" / "run.log"
     try:
-        fit(resolved, resume=resume, step=step, force_changes=force_changes)
+        fit(config, resume=resume, step=step, force_changes=force_changes)
     except BadInputError:
         raise
     except (KeyboardInterrupt, SystemExit):
-        again = f"fit --resume {run_dir_of(resolved)}"
+        again = f"fit --resume {run_dir_of(config)}"
         print(f"interrupted; from its newest checkpoint it goes on by: {again}")
         raise
     except Exception as error:

@@ -26,7 +26,9 @@ def run_llm(flags: Flags, overrides: Sequence[str]) -> None:
     """Raises BadInputError before anything starts, or what the run raised."""
     if not flags.train:
         raise BadInputError("llm: add --train; training is all that this command does.")
-    check_resume_options(None if flags.resume is None else Path(flags.resume), flags.step, flags.force_changes)
+    check_resume_options(
+        None if flags.resume is None else Path(flags.resume), flags.step, flags.force_changes
+    )
     if flags.resume is not None:
         _resume(flags, overrides)
         return
@@ -35,7 +37,7 @@ def run_llm(flags: Flags, overrides: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory(prefix="rl-cluster-dry-run-") as folder:
             _start(flags, overrides, Path(folder) / "run")
         return
-    _start(flags, overrides, run_dir(flags))
+    _start(flags, overrides, None)
 
 
 def run_dir(flags: Flags, now: datetime | None = None) -> Path:
@@ -48,6 +50,11 @@ def run_dir(flags: Flags, now: datetime | None = None) -> Path:
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
+
+
+def _place(flags: Flags) -> Path | Callable[[], Path]:
+    """What was named, or a function that finds a free name."""
+    return run_dir(flags).absolute() if flags.project_name else lambda: run_dir(flags).absolute()
 
 
 def _check_flags(flags: Flags) -> None:
@@ -76,8 +83,8 @@ def _check_flags(flags: Flags) -> None:
             raise BadInputError(f"{flag_name(name)} {getattr(flags, name)}: is for adapters. Add --peft.")
 
 
-def _start(flags: Flags, overrides: Sequence[str], folder: Path) -> None:
-    """folder: the run's; of a dry run a temporary one, for what the plan needs to look at."""
+def _start(flags: Flags, overrides: Sequence[str], scrap: Path | None) -> None:
+    """scrap: of a dry run, instead of the run's folder, for what the plan needs to look at."""
     from rl_cluster.cli import llm_fit, llm_run
     from rl_cluster.cli.llm_nested import with_flags
     from rl_cluster.cli.llm_start import start_fit, start_run
@@ -85,11 +92,11 @@ def _start(flags: Flags, overrides: Sequence[str], folder: Path) -> None:
 
     table = llm_fit.FIT if flags.trainer in FIT else llm_run.RUN
     try:
-        with preparing(folder.absolute()):
+        with preparing(_place(flags) if scrap is None else scrap) as claim:
             if flags.trainer in FIT:
-                start_fit(llm_fit.fit_config(flags, overrides, folder), flags.dry_run)
+                start_fit(llm_fit.fit_config(flags, overrides, claim.path), flags.dry_run)
             else:
-                start_run(llm_run.run_config(flags, overrides, folder), flags.dry_run)
+                start_run(llm_run.run_config(flags, overrides, claim.path), flags.dry_run)
     except BadInputError as error:
         raise BadInputError(with_flags(str(error), table, flags.trainer)) from error
 

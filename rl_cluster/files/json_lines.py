@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,20 @@ class BadLine:
     """reason: in words for the user."""
 
     reason: str
+
+
+ROW_FILE = "metrics.json"
+"""In a checkpoint: its step's line of metrics.jsonl, without what is measured after the checkpoint."""
+
+
+def row_text(step: int, metrics: Mapping[str, float | None]) -> str:
+    """A line of metrics.jsonl, of now, without its end. JSON has no NaN and no infinity: null."""
+    return json.dumps({"step": step, "time": time.time(), **{k: finite(v) for k, v in metrics.items()}})
+
+
+def finite(value: float | None) -> float | None:
+    """None for NaN and the infinities."""
+    return value if value is None or math.isfinite(value) else None
 
 
 def split_lines(data: bytes) -> list[bytes]:

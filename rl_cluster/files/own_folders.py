@@ -21,7 +21,7 @@ MODEL_FILES = (
     *("vocab.txt", "vocab.json", "merges.txt", "README.md", "curves.png"),
 )
 CHECKPOINT_FILES = (
-    *("manifest.json", "loop.json", "scores.json", "trainer_state.json"),
+    *("manifest.json", "loop.json", "metrics.json", "scores.json", "trainer_state.json"),
     *("learner/*", "critic/*"),
 )
 REWARD_MODEL_FILES = ("reward_model.json", "reward_model.safetensors")

@@ -31,6 +31,17 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Update:
+    """What was learned, before any engine has it. wait, train: seconds."""
+
+    shaped: ShapedScores
+    result: StepResult
+    kl_coef: float
+    wait: float
+    train: float
+
+
+@dataclass(frozen=True)
 class Trained:
     """One step's outcome. metrics: grows until it is reported."""
 
@@ -76,23 +87,31 @@ class Bookkeeping:
         every = self._config.eval.every
         return step in (0, self._config.run.steps) or (every > 0 and step % every == 0)
 
-    async def after_step(
-        self,
-        step: int,
-        groups: Sequence[ReadyGroup],
-        trained: Trained,
-        ledger: Ledger,
-        evaluator: Evaluator | None,
-        failing: asyncio.Task[None] | None = None,
-    ) -> Metrics | None:
-        """Everything that is due after the update; returns the evaluation's metrics if there was one, which
-        ends early when `failing` does."""
-        log, metrics = self._config.log, trained.metrics
+    async def record(self, step: int, groups: Sequence[ReadyGroup], trained: Trained) -> None:
+        """The samples and trajectories that are due; before the checkpoint, so that it lacks none of them."""
+        log = self._config.log
         last = step == self._config.run.steps
         if log.samples_every and (step % log.samples_every == 0 or last):
             await self._show_samples(step, groups, trained.shaped.raw)
         if log.trajectories:
             await self._write_trajectories(step, groups, trained)
+
+    def row(self, metrics: Metrics, ledger: Ledger) -> Metrics:
+        """metrics, and what is counted beside the step's own."""
+        failures = {f"failures/{kind}": float(n) for kind, n in self._workers.scoring.failures.counts.items()}
+        return metrics | failures | {f"ledger/{state}": float(n) for state, n in ledger.counts().items()}
+
+    async def after_step(
+        self,
+        step: int,
+        trained: Trained,
+        ledger: Ledger,
+        evaluator: Evaluator | None,
+        failing: asyncio.Task[None] | None = None,
+    ) -> Metrics | None:
+        """Evaluate where it is due, and report the step; returns the evaluation's metrics if there was one,
+        which ends early when `failing` does."""
+        metrics = trained.metrics
         evaluated = None
         try:
             if self._is_evaluation_due(step) or self.wishes.evaluate:
@@ -103,9 +122,7 @@ class Bookkeeping:
         except BaseException:
             self._observer.metrics(step, metrics)  # what was measured is not lost with what failed
             raise
-        metrics |= {f"failures/{kind}": float(n) for kind, n in self._workers.scoring.failures.counts.items()}
-        metrics |= {f"ledger/{state}": float(count) for state, count in ledger.counts().items()}
-        self._observer.metrics(step, metrics)
+        self._observer.metrics(step, self.row(metrics, ledger))
         return evaluated
 
     def report(self, step: int, metrics: Metrics, num_groups: int) -> None:

@@ -165,6 +165,7 @@ class FitLoop:
         metrics["perf/trained_tokens_per_second"] = len(rows.batch.tokens) / seconds
         wishes = all_wishes(hook.on_step(self.step, metrics) for hook in self._hooks)
         self._is_whole = True
+        self._saving.note_row(self.step, metrics)
         evaluated: Metrics = {}
         try:
             ends = wishes.stop or self.step == self.last_step

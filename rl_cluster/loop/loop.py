@@ -12,6 +12,8 @@ Who waits for whom:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,21 +24,23 @@ from rl_cluster.algorithms.kl_control import kl_controller
 from rl_cluster.config.run import RunConfig
 from rl_cluster.data.randomness import sample_seeds
 from rl_cluster.data.stream import PromptStream
-from rl_cluster.loop.bookkeeping import Bookkeeping, Trained
+from rl_cluster.errors import HealthError
+from rl_cluster.loop.bookkeeping import Bookkeeping, Trained, Update
 from rl_cluster.loop.buffer import ExperienceBuffer, ReadyGroup
 from rl_cluster.loop.evaluation import Evaluator
 from rl_cluster.loop.hooks import Hooks
-from rl_cluster.loop.ledger import Ledger
+from rl_cluster.loop.ledger import GroupState, Ledger
 from rl_cluster.loop.producer import Producer
 from rl_cluster.loop.report import Metrics, StepClock, step_metrics
 from rl_cluster.loop.saving import Saving
+from rl_cluster.loop.shaped import shape_groups
 from rl_cluster.loop.skipped import SkippedUpdates
 from rl_cluster.loop.state import LoopState, seal, write_checkpoint
 from rl_cluster.loop.step import TrainStep
 from rl_cluster.loop.stopping import StopRequest, stoppable
 from rl_cluster.loop.workers import Turns, Workers, or_failure
-from rl_cluster.protocols import Observer
-from rl_cluster.rewards.shaping import RunningMoments, ShapedScores, shape_scores
+from rl_cluster.protocols import Observer, PublishReport
+from rl_cluster.rewards.shaping import RunningMoments, ShapedScores
 from rl_cluster.trajectory import GroupTask, SamplingSpec
 
 __all__ = ["TrainingLoop", "Turns", "Workers", "train_sampling"]
@@ -144,7 +148,8 @@ class TrainingLoop:
     async def train_on(self, groups: Sequence[ReadyGroup]) -> Metrics:
         """One step on groups that the caller has made and scored, with the published weights of now."""
         self._last_done = time.perf_counter()
-        trained = await self._learn(groups, wait=0.0, failing=None)
+        update = await self._update(groups, wait=0.0, failing=None)
+        trained = await self._publish(groups, update, failing=None)
         self._books.report(self.step, trained.metrics, len(groups))
         return trained.metrics
 
@@ -165,16 +170,23 @@ class TrainingLoop:
         start = time.perf_counter()
         self._observer.phase("generating")
         groups = await or_failure(buffer.take_batch(), failing)
-        trained = await self._learn(groups, time.perf_counter() - start, producing)
+        update = await self._update(groups, time.perf_counter() - start, producing)
+        try:
+            trained = await self._publish(groups, update, producing)
+        except BaseException:
+            self._count_unpublished(groups, update)
+            raise
         # Opening the next slots first lets generation overlap with all the bookkeeping below.
         await buffer.trained(groups)
         self._books.examine(self.step, trained.metrics, len(groups))
         self._books.tell_hooks(self.step, trained.metrics)
         self._is_whole = True
+        self._saving.note_row(self.step, self._books.row(trained.metrics, self.ledger))
         try:
+            await self._books.record(self.step, groups, trained)
             await self._save_if(self._saving.is_due(self.step, self._ends(), self._is_sound()))
             evaluated = await self._books.after_step(
-                self.step, groups, trained, self.ledger, self._evaluator, failing
+                self.step, trained, self.ledger, self._evaluator, failing
             )
             await self._save_if(False)
         finally:
@@ -196,50 +208,54 @@ class TrainingLoop:
     def _whole_state(self) -> LoopState | None:
         return self.state() if self._is_whole and self._is_sound() else None
 
-    async def _learn(
+    async def _update(
         self, groups: Sequence[ReadyGroup], wait: float, failing: asyncio.Task[None] | None
-    ) -> Trained:
-        """Update, publish, count. wait: seconds until the groups were there. failing: ends the wait early."""
+    ) -> Update:
+        """Train, and count it. wait: seconds until the groups were there. failing: ends the wait early."""
         taken = time.perf_counter()
         self._observer.phase("training")
         self._is_whole = False
         shaped = self._shape(groups)
         kl_coef = self._kl.coef
-        update = self._train_step.run(groups, shaped.scores, kl_coef, self.step + 1)
+        training = self._train_step.run(groups, shaped.scores, kl_coef, self.step + 1)
         async with self._workers.learners_turn():
-            result = await or_failure(update, failing)
+            result = await or_failure(training, failing)
         self._skipped.count(result.optim, result.sums)
         self._critic_skipped.count(result.critic_optim, result.critic_sums)
-        trained = time.perf_counter()
-        self._observer.phase("publishing")
-        published = await or_failure(self._workers.publisher.publish(self.step + 1), failing)
-        done = time.perf_counter()
         if result.stats.kl is not None and np.isfinite(result.stats.kl).all():
             self._kl.update(float(result.stats.kl.mean()), len(shaped.raw))
         self.episode += len(shaped.raw)
         self.step += 1
-        clock = StepClock(step=done - self._last_done, wait=wait, train=trained - taken, sync=done - trained)
-        self._last_done = done
-        metrics = step_metrics(groups, shaped, result, clock, published, self.episode, self.step - 1, kl_coef)
-        return Trained(shaped, result, metrics)
+        return Update(shaped, result, kl_coef, wait, train=time.perf_counter() - taken)
+
+    async def _publish(
+        self, groups: Sequence[ReadyGroup], update: Update, failing: asyncio.Task[None] | None
+    ) -> Trained:
+        begun = time.perf_counter()
+        self._observer.phase("publishing")
+        report = await or_failure(self._workers.publisher.publish(self.step), failing)
+        told = self._metrics(groups, update, report, time.perf_counter() - begun)
+        return Trained(update.shaped, update.result, told)
+
+    def _metrics(
+        self, groups: Sequence[ReadyGroup], update: Update, published: PublishReport | None, sync: float
+    ) -> Metrics:
+        done = time.perf_counter()
+        clock, self._last_done = StepClock(done - self._last_done, update.wait, update.train, sync), done
+        so_far = self.episode, self.step - 1, update.kl_coef
+        return step_metrics(groups, update.shaped, update.result, clock, published, *so_far)
+
+    def _count_unpublished(self, groups: Sequence[ReadyGroup], update: Update) -> None:
+        """The update is made, only no engine has it: a state to keep, unless an alarm comes of it."""
+        for group in groups:
+            self.ledger.move(group.summary.group_id, GroupState.TRAINED, self.step - 1)
+        metrics = self._metrics(groups, update, None, math.nan)
+        with contextlib.suppress(HealthError):  # reported with its metrics; what failed is the publication
+            self._books.report(self.step, metrics, len(groups))
+            self._is_whole = True
 
     def _shape(self, groups: Sequence[ReadyGroup]) -> ShapedScores:
-        columns: dict[str, list[np.ndarray]] = {}
-        for group in groups:
-            for scores in group.scores:
-                columns.setdefault(scores.name, []).append(scores.values)
-        summaries = [group.summary for group in groups]
-        # Scores that the caller brought come from no scorer, and count as they are.
-        weights = {name: self._workers.scoring.weights.get(name, 1.0) for name in columns}
-        shaped = shape_scores(
-            {name: np.concatenate(values) for name, values in columns.items()},
-            weights,
-            action_counts=[count for s in summaries for count in s.action_counts],
-            ended_with_eos=[flag for s in summaries for flag in s.ended_with_eos],
-            max_new_tokens=self._config.rollout.max_new_tokens,
-            shaping=self._config.rewards.shaping,
-            moments=self._moments,
-        )
+        shaped = shape_groups(groups, self._workers.scoring.weights, self._config, self._moments)
         self._moments = shaped.moments
         return shaped
 

@@ -32,12 +32,12 @@ def step_metrics(
     shaped: ShapedScores,
     result: StepResult,
     clock: StepClock,
-    publish: PublishReport,
+    publish: PublishReport | None,
     episode: int,
     version: int,
     kl_coef: float,
 ) -> Metrics:
-    """version: of the weights before the update."""
+    """version: of the weights before the update. publish: None where it failed."""
     return {
         **_objective(shaped, result, kl_coef),
         **_losses(result),
@@ -177,7 +177,7 @@ def _components(groups: Sequence[ReadyGroup]) -> Metrics:
     return {name: mean_of_known(np.concatenate(values)) for name, values in columns.items()}
 
 
-def _performance(groups: Sequence[ReadyGroup], clock: StepClock, publish: PublishReport) -> Metrics:
+def _performance(groups: Sequence[ReadyGroup], clock: StepClock, publish: PublishReport | None) -> Metrics:
     times = [group.times for group in groups]
     generate = max(t.generated for t in times) - min(t.begun for t in times)
     generated = sum(sum(group.summary.action_counts) for group in groups)
@@ -191,8 +191,8 @@ def _performance(groups: Sequence[ReadyGroup], clock: StepClock, publish: Publis
         if any(group.reference is not None for group in groups)
         else 0.0,
         "perf/train_seconds": clock.train,
-        "perf/sync_seconds": clock.sync,
-        "perf/sync_pause_seconds": publish.pause_seconds,
+        "perf/sync_seconds": None if publish is None else clock.sync,
+        "perf/sync_pause_seconds": None if publish is None else publish.pause_seconds,
         "perf/generated_tokens_per_second": generated / generate if generate > 0 else 0.0,
         "perf/trained_tokens_per_second": trained / clock.train,
     }

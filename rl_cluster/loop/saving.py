@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rl_cluster.config.run import CheckpointConfig
 from rl_cluster.errors import HealthError
+from rl_cluster.files.json_lines import row_text
 from rl_cluster.loop.checkpoints import step_of
 from rl_cluster.loop.hooks import Hooks
 from rl_cluster.loop.state import Checkpointer, Snapshot
@@ -42,6 +43,11 @@ class Saving:
         self._last_step: int | None = None
         self._unfinished: tuple[int, Path] | None = None
         self._owed = False
+        self._row: tuple[int, str] | None = None
+
+    def note_row(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """What metrics.jsonl will say of the step: the checkpoint carries it, should the run die before."""
+        self._row = step, row_text(step, metrics)
 
     def is_due(self, step: int, ends: bool, is_sound: bool) -> bool:
         """ends: no step follows. is_sound: the last update was made; a due checkpoint waits for one."""
@@ -56,7 +62,8 @@ class Saving:
     async def write(self, state: Snapshot) -> Path:
         """checkpoints/step-N. Raises CheckpointError."""
         self._observer.phase("saving")
-        path = await self._checkpointer.write(state, *self._learners)
+        row = self._row[1] if self._row is not None and self._row[0] == state.step else None
+        path = await self._checkpointer.write(state, *self._learners, row=row)
         self._unfinished = state.step, path
         self._last_step, self._last_time, self._owed = state.step, self._clock(), False
         return path

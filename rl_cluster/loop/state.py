@@ -25,6 +25,7 @@ from typing_extensions import TypedDict
 
 from rl_cluster.errors import CheckpointError
 from rl_cluster.files.atomic import folder_atomically, write_atomically
+from rl_cluster.files.json_lines import ROW_FILE
 from rl_cluster.files.manifest import describe, extend_manifest, read_json, signature, write_manifest
 from rl_cluster.files.own_folders import note_files
 from rl_cluster.loop.checkpoints import CRITIC, FORMAT, LEARNER, STATE_FILE, checkpoint_steps, problem_of
@@ -141,9 +142,12 @@ class Checkpointer:
         self._keep_best = keep_best
         self._proven: dict[int, tuple[Any, bool]] = {}
 
-    async def write(self, state: Snapshot, learner: Learner, critic: Learner | None) -> Path:
-        """Raises CheckpointError (for example on a full disk); earlier checkpoints are untouched then."""
-        target = await write_checkpoint(self._folder / f"step-{state.step}", state, learner, critic)
+    async def write(
+        self, state: Snapshot, learner: Learner, critic: Learner | None, row: str | None = None
+    ) -> Path:
+        """row: the step's line of metrics.jsonl. Raises CheckpointError (for example on a full disk); earlier
+        checkpoints are untouched then."""
+        target = await write_checkpoint(self._folder / f"step-{state.step}", state, learner, critic, row)
         self._proven[state.step] = signature(target), True
         return target
 
@@ -185,13 +189,17 @@ class Checkpointer:
         return known[1]
 
 
-async def write_checkpoint(target: Path, state: Snapshot, learner: Learner, critic: Learner | None) -> Path:
+async def write_checkpoint(
+    target: Path, state: Snapshot, learner: Learner, critic: Learner | None, row: str | None = None
+) -> Path:
     """Complete or absent: temporary name, the manifest of all files last, then rename."""
     with folder_atomically(target, "checkpoint") as partial:
         await learner.save(partial / LEARNER)
         if critic is not None:
             await critic.save(partial / CRITIC)
         (partial / STATE_FILE).write_text(json.dumps({"format": FORMAT, **asdict(state)}))
+        if row is not None:
+            (partial / ROW_FILE).write_text(row + "\n")
         with ThreadPoolExecutor(1) as hashing:  # while it hashes, groups are still handed out
             await asyncio.get_running_loop().run_in_executor(hashing, write_manifest, partial)
     return target

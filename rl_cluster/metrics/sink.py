@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from io import SEEK_END, FileIO
 from pathlib import Path
@@ -15,7 +15,7 @@ from rl_cluster.config.fit import FitConfig
 from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.files.atomic import write_atomically
-from rl_cluster.files.json_lines import read_steps
+from rl_cluster.files.json_lines import ROW_FILE, finite, read_steps, row_text, split_lines
 from rl_cluster.protocols import SampleRow
 from rl_cluster.run_folder.claim import claim_of
 from rl_cluster.run_folder.folder import RunFolder
@@ -36,7 +36,8 @@ class Sink(Protocol):
 class JsonLines:
     """metrics.jsonl and samples.jsonl: one object per line, flushed, so that a killed run loses none.
 
-    On resume the steps after `last_step` are cut off: they will be trained again.
+    On resume the steps after `last_step` are cut off: they will be trained again. A step has one line: what
+    comes to one later, such as an evaluation that had failed, is added to it.
     """
 
     def __init__(self, folder: RunFolder, last_step: int | None = None) -> None:
@@ -44,18 +45,32 @@ class JsonLines:
         if last_step is not None:
             for path in (folder.metrics, folder.alarms, folder.samples):
                 _truncate_after(path, last_step)
+            _restore_row(folder, last_step)
+        self._last = _last_row(folder.metrics)
         self._metrics = open(folder.metrics, "ab", buffering=0)
         self._samples = open(folder.samples, "ab", buffering=0)
 
     def metrics(self, step: int, metrics: Metrics) -> None:
         if self._claim is not None:
             self._claim.lock.check()
-        values = {name: _finite(value) for name, value in metrics.items()}
-        _append(self._metrics, json.dumps({"step": step, "time": time.time(), **values}))
+        line = row_text(step, metrics)
+        if self._last is not None and self._last["step"] == step:
+            line = json.dumps(self._last | json.loads(line))
+            self._replace_last(line)
+        else:
+            _append(self._metrics, line)
+        self._last = json.loads(line)
+
+    def _replace_last(self, line: str) -> None:
+        path = Path(self._metrics.name)
+        lines = split_lines(path.read_bytes())
+        write_atomically(path, b"".join(one + b"\n" for one in [*lines[:-1], line.encode()]))
+        self._metrics.close()
+        self._metrics = open(path, "ab", buffering=0)
 
     def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
         for row in rows:
-            line = {"step": step, "query": row.query, "response": row.response, "score": _finite(row.score)}
+            line = {"step": step, "query": row.query, "response": row.response, "score": finite(row.score)}
             _append(self._samples, json.dumps(line, ensure_ascii=False))
 
     def close(self) -> None:
@@ -69,11 +84,6 @@ class JsonLines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if value is None or math.isfinite(value) else None
 
 
 def _append(file: FileIO, line: str) -> None:
@@ -96,6 +106,22 @@ def _truncate_after(path: Path, last_step: int) -> None:
     kept = b"".join(line for line, row in read_steps(path) if row["step"] <= last_step)
     if kept != path.read_bytes():
         write_atomically(path, kept)
+
+
+def _restore_row(folder: RunFolder, step: int) -> None:
+    """The run died between the step's checkpoint and its line: the checkpoint has it, too."""
+    file = folder.checkpoint(step) / ROW_FILE
+    last = _last_row(folder.metrics)
+    if not file.is_file() or (last is not None and last["step"] >= step):
+        return
+    with open(folder.metrics, "ab", buffering=0) as metrics:
+        _append(metrics, file.read_text(encoding="utf-8").rstrip("\n"))
+
+
+def _last_row(path: Path) -> dict[str, Any] | None:
+    """Raises BadInputError for a damaged line."""
+    rows = deque((row for _, row in read_steps(path)), maxlen=1) if path.is_file() else ()
+    return rows[0] if rows else None
 
 
 class TensorBoard:

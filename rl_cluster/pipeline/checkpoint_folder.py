@@ -62,7 +62,9 @@ def check_whole(folder: Path) -> None:
         return
     name, _, what = problem.partition(" ")
     if what == "is missing":
-        raise BadInputError(f"path: {folder / name} is missing; {folder} is no whole checkpoint of save_state")
+        raise BadInputError(
+            f"path: {folder / name} is missing; {folder} is no whole checkpoint of save_state"
+        )
     raise CheckpointError(f"{folder / name}: damaged, it {what}; load another checkpoint")
 
 

@@ -17,8 +17,7 @@ from rl_cluster.data.load import load_prompts
 from rl_cluster.errors import BadInputError
 from rl_cluster.pipeline.client import AsyncTrainingClient
 from rl_cluster.pipeline.learner_backend import LearnerBackend
-from rl_cluster.run_folder.claim import preparing
-from rl_cluster.run_folder.folder import resolve_run_dir, run_dir_of
+from rl_cluster.run_folder.folder import preparing_run, run_dir_of
 from rl_cluster.trainers.session import TrainerSession, save_prompts, save_start
 
 
@@ -55,7 +54,7 @@ def cluster_client(
         "log": {"progress": "none", "tensorboard": False},
     }
     values = with_settings(values, settings or {}, "cluster_client.")
-    config = resolve_run_dir(parse_config(values, "cluster_client"))
+    config = parse_config(values, "cluster_client")
     with _session(config, model, tokenizer) as session:
         workers = session.run.cluster.workers
         client = AsyncTrainingClient(
@@ -69,8 +68,8 @@ def cluster_client(
 
 
 def _session(config: RunConfig, model: Any, tokenizer: Any) -> TrainerSession:
-    run_dir = run_dir_of(config)
-    with preparing(run_dir):
+    with preparing_run(config) as config:
+        run_dir = run_dir_of(config)
         if isinstance(model, nn.Module):
             path = str(save_start(run_dir, model, tokenizer))
             config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})

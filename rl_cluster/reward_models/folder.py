@@ -140,7 +140,9 @@ def _folder(path: Any) -> Path:
                 "wrote."
             )
     if changed := changed_weights(folder):
-        raise CheckpointError(f"{folder}: is damaged and cannot be read as it was: {spoilt_words(folder, changed)}.")
+        raise CheckpointError(
+            f"{folder}: is damaged and cannot be read as it was: {spoilt_words(folder, changed)}."
+        )
     return folder
 
 

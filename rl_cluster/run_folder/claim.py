@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rl_cluster.errors import BadInputError
@@ -133,14 +133,29 @@ def begin_old(path: Path) -> RunClaim:
 
 
 @contextlib.contextmanager
-def preparing(path: Path, overwrite: bool = False) -> Iterator[RunClaim]:
-    """claim_new, for the time until its run has begun: where none begins, everything is undone."""
-    claim = claim_new(path, overwrite)
+def preparing(path: Path | Callable[[], Path], overwrite: bool = False) -> Iterator[RunClaim]:
+    """claim_new, for the time until its run has begun: where none begins, everything is undone.
+
+    path: a function gives one that is free now; where another start was faster, it is asked again.
+    """
+    claim = claim_new(path, overwrite) if isinstance(path, Path) else _claim_free(path)
     try:
         yield claim
     finally:
         if not claim.has_begun:
             claim.undo()
+
+
+def _claim_free(choose: Callable[[], Path]) -> RunClaim:
+    for _ in range(ATTEMPTS):
+        with _GUARD:  # other threads of this process choose after this claim
+            path = choose()
+            try:
+                return claim_new(path)
+            except BadInputError:
+                if not os.path.lexists(path):  # not taken: it cannot be written
+                    raise
+    return claim_new(choose())
 
 
 def claim_of(path: Path) -> RunClaim | None:

@@ -17,7 +17,7 @@ from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.files.atomic import recover_folder, recover_folders_in, write_atomically
 from rl_cluster.files.json_lines import read_steps
-from rl_cluster.run_folder.claim import START, RunClaim, begin_new, begin_old, claim_of
+from rl_cluster.run_folder.claim import START, RunClaim, begin_new, begin_old, claim_of, preparing
 
 MADE_BY_RUNS = (
     *("config.yaml", "metrics.jsonl", "alarms.jsonl", "samples.jsonl", "ledger.json", "reference.npz"),
@@ -157,6 +157,19 @@ def resolve_run_dir(config: AnyConfig, now: datetime | None = None) -> AnyConfig
         path = base.with_name(f"{base.name}-{number}")
     section = config.run.model_copy(update={"dir": str(path)})
     return config.model_copy(update={"run": section})
+
+
+@contextlib.contextmanager
+def preparing_run(config: AnyConfig) -> Iterator[AnyConfig]:
+    """The configuration with its run.dir, which this process holds until its run has begun; a name that is
+    chosen here is one that no other start has."""
+    if config.run.dir is not None:
+        with preparing(run_dir_of(config)):
+            yield config
+        return
+    with preparing(lambda: run_dir_of(resolve_run_dir(config))) as claim:
+        section = config.run.model_copy(update={"dir": str(claim.path)})
+        yield config.model_copy(update={"run": section})
 
 
 def run_dir_of(config: RunConfig | FitConfig) -> Path:

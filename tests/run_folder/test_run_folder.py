@@ -3,14 +3,24 @@
 import errno
 import os
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from rl_cluster.config.reading.load import parse_config
+from rl_cluster.config.run import RunConfig
 from rl_cluster.errors import BadInputError, CheckpointError
 from rl_cluster.files.atomic import folder_atomically, write_atomically
+from rl_cluster.run_folder import folder as folder_module
 from rl_cluster.run_folder.claim import check_unused
-from rl_cluster.run_folder.folder import RunFolder, create_run_folder, open_run_folder, resolve_run_dir
+from rl_cluster.run_folder.folder import (
+    RunFolder,
+    create_run_folder,
+    new_run_folder,
+    open_run_folder,
+    preparing_run,
+    resolve_run_dir,
+)
 
 
 def config_in(folder):
@@ -93,3 +103,34 @@ def test_metrics_are_read_up_to_a_line_that_a_crash_cut_short(tmp_path):
     assert folder.read_metrics() == [{"step": 1}, {"step": 2}]
     with pytest.raises(BadInputError, match=r"no metrics\.jsonl"):
         RunFolder(tmp_path / "other").read_metrics()
+
+
+def test_of_starts_that_choose_the_same_name_each_gets_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two commands in one second: both find the name free before either has made the folder."""
+    monkeypatch.chdir(tmp_path)
+    moment = datetime(2026, 1, 2, 3, 4, 5)
+    faster = iter(["runs/test-20260102-030405", "runs/test-20260102-030405-2"])
+
+    def resolve(config: RunConfig) -> RunConfig:
+        resolved = resolve_run_dir(config, moment)
+        for taken in faster:  # another process is there in between
+            Path(taken).mkdir(parents=True)
+            (Path(taken) / "metrics.jsonl").write_text("theirs")
+            break
+        return resolved
+
+    monkeypatch.setattr(folder_module, "resolve_run_dir", resolve)
+    with preparing_run(config_in(None)) as config, new_run_folder(config) as folder:
+        assert folder.path == tmp_path / "runs" / "test-20260102-030405-3"
+    assert (tmp_path / "runs" / "test-20260102-030405" / "metrics.jsonl").read_text() == "theirs"
+
+
+def test_a_name_that_cannot_be_written_is_no_name_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(BadInputError, match="is a file"), preparing_run(config_in(None)):
+        pass

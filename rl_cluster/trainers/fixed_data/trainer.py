@@ -16,8 +16,7 @@ from rl_cluster.config.fit import DPO, KTO, FitConfig, Objective
 from rl_cluster.config.run import ModelConfig
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.fit_report import Metrics
-from rl_cluster.run_folder.claim import preparing
-from rl_cluster.run_folder.folder import open_run_folder, resolve_run_dir, run_dir_of
+from rl_cluster.run_folder.folder import open_run_folder, preparing_run, run_dir_of
 from rl_cluster.trainers.fixed_data.checks import check_settings
 from rl_cluster.trainers.fixed_data.settings import FitSettings, fit_config
 from rl_cluster.trainers.given import checked_model, checked_tokenizer, num_parameters, put_back, saved
@@ -94,8 +93,7 @@ class FitTrainer:
         if resume_from_checkpoint is not None:
             config = self._resumed(self._fit_config(rows), Path(resume_from_checkpoint))
             return self._fit(config, rows, eval_rows, resume_from_checkpoint)
-        config = resolve_run_dir(self._fit_config(rows))
-        with preparing(run_dir_of(config)):
+        with preparing_run(self._fit_config(rows)) as config:
             config = self._with_models(config, self.ref_model)
             return self._fit(config, rows, eval_rows)
 

@@ -16,8 +16,7 @@ from rl_cluster.data.handed_over import plain_metadata
 from rl_cluster.data.load import PromptSets
 from rl_cluster.errors import BadInputError
 from rl_cluster.loop.hooks import Hooks
-from rl_cluster.run_folder.claim import preparing
-from rl_cluster.run_folder.folder import resolve_run_dir, run_dir_of
+from rl_cluster.run_folder.folder import preparing_run, run_dir_of
 from rl_cluster.trainers.defaults import is_given
 from rl_cluster.trainers.given import backend_for, checked_tokenizer, max_positions, saved
 from rl_cluster.trainers.ppo.arguments import PPOArguments
@@ -96,9 +95,9 @@ class PPORun(RunHolder):
             config = replace(config, gradient_checkpointing=True)
         backend = self._backend()
         # Once without files, to check everything and to find the folder that they belong into.
-        draft = resolve_run_dir(ppo_run_config(config, self._place(opening, backend)))
-        with preparing(run_dir_of(draft)) as claim:
-            session = self._session(config, opening, backend, claim.path, eval_prompts)
+        draft = ppo_run_config(config, self._place(opening, backend))
+        with preparing_run(draft) as prepared:
+            session = self._session(config, opening, backend, run_dir_of(prepared), eval_prompts)
         self.hold(session)
         self._environment = opening.environment
         self._started_with = copy.deepcopy(self.config)
