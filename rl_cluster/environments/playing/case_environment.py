@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -54,11 +55,26 @@ def load_case_environment(module: str, class_name: str, **arguments: Any) -> Cas
     return check_case_environment(made)
 
 
+FORMS = {"build_dataset": "tokenizer", "score_episode": "model, tokenizer, completion, case_idx"}
+"""How the methods are called."""
+
+
 def check_case_environment(env: Any) -> CaseEnvironment:
     """BadInputError that names the method that is missing."""
     for name in ("build_dataset", "score_episode"):
         if not callable(getattr(env, name, None)):
             raise BadInputError(f"{type(env).__name__} has no {name}: a GRPO environment needs it.")
+    for name, form in FORMS.items():
+        try:
+            signature = inspect.signature(getattr(env, name))
+        except (TypeError, ValueError):  # of some callables it cannot be read
+            continue
+        try:
+            signature.bind(*form.split(", "))
+        except TypeError as error:
+            raise BadInputError(
+                f"{type(env).__name__}.{name}{signature}: is called as {name}({form}): {error}."
+            ) from None
     checked: CaseEnvironment = env
     return checked
 
