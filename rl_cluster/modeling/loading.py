@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,6 +30,7 @@ SHOWN_KEYS = 4
 LOADING_ERRORS = (
     *(OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError),
     SafetensorError,
+    StrictDataclassError,
 )
 """What transformers raises for configs and weights that it cannot make a model of."""
 
@@ -65,6 +67,11 @@ def load_whole(
         raise BadInputError(f"{where} cannot be loaded: {_first_line(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
+    if hasattr(model, "peft_config"):
+        raise BadInputError(
+            f"{where} holds an adapter (adapter_config.json) besides the model; merge it "
+            "(model.merge_and_unload()), or give the base model's folder without it."
+        )
     where = f"{where}, loaded as {type(model).__name__},"
     _check_report(where, model, report, may_lack, may_leave)
     check_finite(where, model)

@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForSequenceClassification, Qwen2ForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    Qwen2ForSequenceClassification,
+)
 
 from rl_cluster import PPOConfig
 from rl_cluster.environments.playing.from_config import _load_classifier
@@ -25,6 +31,7 @@ from rl_cluster.reward_models.config import RewardModelConfig
 from rl_cluster.rewards.reward_model import load_reward_model
 from rl_cluster.trainers.ppo.weights import UserModel
 from tests.common.settings import TINY
+from tests.modeling.architectures import Case, save_tiny
 
 LOADERS: dict[str, Callable[[str], Any]] = {
     "policy": load_policy,
@@ -219,3 +226,16 @@ def test_a_flipped_bit_in_weights_that_we_have_written_is_named(tmp_path: Path, 
         LOADERS[loader](str(file.parent))
     (file.parent / ".rl_cluster.json").unlink()  # as the message says, for weights that were replaced
     LOADERS[loader](str(file.parent))
+
+
+def test_an_adapter_beside_the_model_and_a_config_against_itself_are_named(tmp_path: Path) -> None:
+    save_tiny(Case("qwen2"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(BadInputError, match=r"model\.path.*cannot be loaded: .*alidat"):
+        load_policy(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path)
+    get_peft_model(lm, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])).save_pretrained(tmp_path)
+    with pytest.raises(BadInputError, match="holds an adapter"):
+        load_policy(str(tmp_path))
