@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from learners.rank import LearnerRank
+from learners.spec import LearnerSpec
 from rl_cluster.algorithms.steps import PolicyStep
 from rl_cluster.batch import TokenBatch
 from rl_cluster.config.algorithm import PolicyLossConfig
@@ -79,3 +83,18 @@ def movement_agrees(
         if np.linalg.norm(one - other) > 0.05 * np.linalg.norm(other) + 1e-6:
             return False
     return True
+
+
+def spec_of(model_path: str, **settings: object) -> LearnerSpec:
+    base = LearnerSpec(model_path, engine="torch", optimizer=OPTIMIZER, total_steps=10, temperature=0.9)
+    return replace(base, **settings)  # type: ignore[arg-type]
+
+
+def weights_of(rank: LearnerRank) -> dict[str, torch.Tensor]:
+    return {name: tensor.float().clone() for group in rank.weight_groups() for name, tensor in group}
+
+
+def gradients_of(rank: LearnerRank) -> np.ndarray:
+    return np.concatenate(
+        [p.grad.flatten().numpy() for p in rank.model.parameters() if p.requires_grad and p.grad is not None]
+    )
