@@ -17,12 +17,18 @@ def limit_self(limits: dict[str, int]) -> None:
     """No new privileges, no core files, and the limits that were asked for: soft and hard, for good."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError("prctl(PR_SET_NO_NEW_PRIVS) failed")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"]))
-    resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"], limits["memory_bytes"]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_bytes"], limits["file_bytes"]))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits["open_files"], limits["open_files"]))
-    resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"], limits["processes"]))
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: limits["cpu_seconds"],
+        resource.RLIMIT_AS: limits["memory_bytes"],
+        resource.RLIMIT_FSIZE: limits["file_bytes"],
+        resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_NPROC: limits["processes"],
+    }
+    for kind, limit in wanted.items():
+        highest = resource.getrlimit(kind)[1]  # may only be lowered; the machine's own may be stricter
+        value = limit if highest == resource.RLIM_INFINITY else min(limit, highest)
+        resource.setrlimit(kind, (value, value))
 
 
 if __name__ == "__main__":
