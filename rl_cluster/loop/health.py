@@ -130,17 +130,19 @@ class HealthMonitor:
         del values[window : max(window, len(values) - 2 * window)]
         return values if len(values) >= 2 * window else None
 
+    def _begins(self, name: str, holds: bool) -> bool:
+        """An alarm is told once for as long as it holds, and again when it comes back."""
+        begins = holds and name not in self._told
+        (self._told.add if holds else self._told.discard)(name)
+        return begins
+
     def _collapse(self, metrics: Metrics, name: str, remedy: str) -> Alarm | None:
         values, window = self._values(metrics, name), self._health.collapse_window
         if values is None:
             return None
         before, now = float(np.mean(values[:window])), float(np.mean(values[-window:]))
-        if before <= 0 or now > self._health.collapse_ratio * before:
-            self._told.discard(name)
+        if not self._begins(name, before > 0 and now <= self._health.collapse_ratio * before):
             return None
-        if name in self._told:
-            return None
-        self._told.add(name)
         return Alarm(
             name,
             f"{name} has fallen from {before:.3g} (first {window} steps) to {now:.3g} (last {window}): "
@@ -154,12 +156,8 @@ class HealthMonitor:
             return None
         last = values[-2 * window :]
         scale = max(float(np.abs(last).max()), *self._history.get("objective/scores_std", [0.0])[:window])
-        if np.ptp(last) > FLAT * scale:
-            self._told.discard(name)
+        if not self._begins(name, bool(np.ptp(last) <= FLAT * scale)):
             return None
-        if name in self._told:
-            return None
-        self._told.add(name)
         return Alarm(
             name,
             f"{name} has been flat at {last[-1]:.3g} for {len(last)} steps: the rewards no longer change. If "
